@@ -11,6 +11,7 @@ from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
+    MISLABELLED,
     TRAINED,
     NamedCause,
     convert_again,
@@ -27,7 +28,7 @@ from aprfmt.measure.records import (
     SideRelation,
     TensorDiff,
 )
-from aprfmt.measure.texts import KeyDiff, SideVerdicts
+from aprfmt.measure.texts import GENERATION_PART, KeyDiff, SideVerdicts
 from aprfmt.model.ledger import (
     APART,
     NO_PART,
@@ -37,6 +38,7 @@ from aprfmt.model.ledger import (
     Pronounced,
     Surplus,
     Words,
+    accepted,
     pronounce,
 )
 
@@ -113,7 +115,12 @@ class DiffReport(Tabular):
         """The command that writes B anew from A as B is; "" where that would lose what B is."""
         if any(one.cause in TRAINED for one in self.findings):
             return ""
-        rows = [row for row in self.tensors if row.shape_b is not None and len(row.shape_b) > 1]
+        wrong = {key for one in self.findings if one.cause in MISLABELLED for key in one.keys}
+        rows = [
+            row
+            for row in self.tensors
+            if row.shape_b is not None and len(row.shape_b) > 1 and row.key not in wrong
+        ]
         mine = {row.key: row.encoding_a for row in rows if row.encoding_a}
         theirs = {row.key: row.encoding_b for row in rows if row.encoding_b}
         return convert_again(self.a, self.b, mine, theirs, self.file_type)
@@ -196,7 +203,12 @@ class DiffReport(Tabular):
         `accept`: "within" takes WITHIN for equal, `unread:PATTERN` items that were not compared.
         """
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
-        apart = self.fields_apart
+        taken = accepted(accept)
+        tokens = self.tokenizer
+        if any(taken(row) for row in self.not_compared if row.name == GENERATION_PART):
+            # What a generation config does that one side lacks was accepted with it.
+            tokens = tuple(row for row in tokens if row.name != "generation_config")
+        apart = replace(self, tokenizer=tokens).fields_apart
         values = bool(apart) or any(tensor.verdict not in fine for tensor in self.tensors)
         done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
         counts = {"tensors": (done, len(self.tensors))}

@@ -18,6 +18,7 @@ from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
+    MISLABELLED,
     TRAINED,
     convert_again,
     fixed_name,
@@ -71,7 +72,8 @@ def again(asked: StepParts, finding: Finding) -> str:
         return look(asked, finding)
     if a is None or b is None:
         return convert_again(asked.a.path, asked.b.path, {}, {})
-    mine, theirs = matrix_encodings(a), matrix_encodings(b)
+    mine = matrix_encodings(a)
+    theirs = {} if finding.cause in MISLABELLED else matrix_encodings(b)
     stated = b.metadata.get("general.file_type")
     return convert_again(asked.a.path, asked.b.path, mine, theirs, stated) or look(asked, finding)
 

@@ -171,6 +171,9 @@ def fixed_name(path: Path) -> str:
 # Causes of which only the source has the bytes: where they are is enough to write them anew.
 LOST = frozenset({"bit_rot"})
 
+# Causes that say that B's encoding is not what its bytes are in: a copy in it keeps the fault.
+MISLABELLED = frozenset({"dtype_mislabel"})
+
 # Causes that say that B's weights are its own.
 TRAINED = frozenset({"derived", "lora_merge"})
 

@@ -33,6 +33,8 @@ APART = ("different", "only in A", "only in B")
 _OTHERS = ("chat_template", "generation_config")  # rows of the tokenizers' report, judged apart
 _OF_THE_WRITER = ("transformers_version", "_from_model_config")
 
+GENERATION_PART = "generation config"  # the name of the part in the ledger
+
 
 @dataclass(frozen=True, slots=True)
 class KeyDiff:
@@ -143,10 +145,10 @@ def _lacking_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
     lacks = b if mine else a
     state: State = "only in A" if mine else "only in B"
     if lacks.folder is not None:
-        yield NotCompared("part", "generation config", state)
+        yield NotCompared("part", GENERATION_PART, state)
         return
     why = f"writers of {lacks.format} have no keys for it"
-    yield NotCompared("part", "generation config", "no counterpart", why, state[-1])
+    yield NotCompared("part", GENERATION_PART, "no counterpart", why, state[-1])
 
 
 def _stored_tokenizer(model: "Model") -> Mapping[str, object]:

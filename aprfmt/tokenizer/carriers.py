@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import TypedValue, Value
-from aprfmt.errors import ConversionError, FormatError
+from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
@@ -277,15 +277,16 @@ def to_hf(model: "Model") -> dict[str, str]:
         return {}
     found = {name: text for name, text in carried.files.items() if name != "config.json"}
     text = carried.tokenizer_json()
+    lists = None if text is not None and "tokenizer_config.json" in found else _lists(carried)
     if text is not None:
         found[TOKENIZER_JSON] = text
     else:
-        vocabulary = from_metadata(carried)
-        assert vocabulary is not None
-        data = tokenizer_json(vocabulary, carried.where)
+        assert lists is not None
+        data = tokenizer_json(lists, carried.where)
         found[TOKENIZER_JSON] = json.dumps(data, ensure_ascii=False) + "\n"
-        found.setdefault("tokenizer_config.json", _config(carried, vocabulary))
-        stops = sorted(ends(carried, vocabulary))
+    if lists is not None:  # a tokenizer.json does not say which tokens begin and end a text
+        found.setdefault("tokenizer_config.json", _config(carried, lists))
+        stops = sorted(ends(carried, lists))
         if len(stops) > 1 and not stated_stops(carried):
             found["generation_config.json"] = json.dumps({"eos_token_id": stops}, indent=2) + "\n"
     template = carried.chat_template()
@@ -295,6 +296,16 @@ def to_hf(model: "Model") -> dict[str, str]:
     ):
         found[file] = template
     return found
+
+
+def _lists(carried: Carried) -> Vocabulary | None:
+    """Return the vocabulary of the metadata's lists; None where a tokenizer.json alone is there."""
+    try:
+        return from_metadata(carried)
+    except UnsupportedError:
+        if carried.tokenizer_json() is None:
+            raise
+        return None
 
 
 def ends(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:

@@ -143,6 +143,8 @@ ARCH_CALLS: dict[str, Any] = {
     "convert": lambda m, n, out: aprfmt_package.convert(m, out / "x.gguf", arch="lama"),
     "diagnose": lambda m, n, out: aprfmt_package.diagnose(m, n, arch="lama"),
     "diff": lambda m, n, out: aprfmt_package.diff(m, n, arch="lama"),
+    "hash": lambda m, n, out: aprfmt_package.hash(m, arch="lama"),
+    "parity": lambda m, n, out: aprfmt_package.parity(m, ("cpu", "cpu"), arch="lama"),
     "validate": lambda m, n, out: aprfmt_package.validate(m, arch="lama"),
 }
 

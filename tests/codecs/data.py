@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import libgguf
@@ -96,7 +96,7 @@ def libgguf_blocks(name: str, x: Array, importance: Array | None = None) -> Arra
     return np.asarray(raw).reshape(-1, ENCODINGS[name].type_size)
 
 
-def libgguf_mode() -> str:
+def libgguf_mode() -> Literal["fused", "strict"]:
     """Return the arithmetic libgguf was compiled with: a tie of Q4_0 tells.
 
     x * (1/d) + 8.5 is just below an integer here; rounded twice it becomes that integer.

@@ -119,7 +119,13 @@ def test_a_key_that_one_side_alone_has_is_compared_whichever_side_that_is(
 def side(scores: list[float] | None = None, **facts: Any) -> Any:
     tokens = [f"t{i}" for i in range(len(scores or ()))]
     vocabulary = SimpleNamespace(
-        scores=scores, tokens=tokens, kind="spm", merges=None, ids={"bos": 1, "eos": 2}, types=None
+        scores=scores,
+        tokens=tokens,
+        kind="spm",
+        merges=None,
+        ids={"bos": 1, "eos": 2},
+        types=None,
+        engine_ids={"bos": 1, "eos": 2},
     )
     return SimpleNamespace(vocabulary=vocabulary, lists=True, **facts)
 
@@ -152,8 +158,13 @@ def test_bos_twice_is_said_of_the_side_that_has_it_twice(
     monkeypatch.setattr(special_ids, "_processed", lambda *args: False)
     monkeypatch.setattr(special_ids, "_unsaid", lambda *args: False)
     monkeypatch.setattr(special_ids, "place", lambda one, name: ("here",))
+    carried = SimpleNamespace(model=SimpleNamespace(key_style="gguf"))
     a, b = (
-        side(begins=begins, ends=False, template="{{ bos_token }}" if name in writes else "x")
+        side(
+            frame=((1,) * begins, ()),
+            carried=carried,
+            template="{{ bos_token }}" if name in writes else "x",
+        )
         for name, begins in zip("AB", puts, strict=True)
     )
     (found,) = special_ids.framing(a, b)

@@ -16,6 +16,7 @@ from aprfmt.causes.tensor import table
 from aprfmt.causes.tensor.explanation import PairContext, explain_pair
 from aprfmt.causes.tensor.packed_faults import PACKED
 from aprfmt.compare import TensorDiff, diff
+from aprfmt.conversion.options import ConvertOptions
 from aprfmt.formats import FORMATS, writable_formats
 from aprfmt.measure.records import Explanation
 from tests.causes.tensor_faults import FAULTS
@@ -322,7 +323,7 @@ def test_a_clean_copy_has_nothing_to_explain(
     target: str, encoding: str, source: Path, tmp_path: Path
 ) -> None:
     there = tmp_path / f"there{FORMATS[target].extensions[0]}"
-    options = {"encoding": encoding} if encoding else {}
+    options: ConvertOptions = {"encoding": encoding} if encoding else {}
     aprfmt.convert(source, there, to=target, **options)
     report = diff(source, there)
     assert not report.findings

@@ -113,12 +113,16 @@ def trained(kind: Kind, folder: Path) -> tuple[Path, Any]:
 
     made, trainer = kind.make()
     made.train_from_iterator([README.read_text()], trainer)
+    # llama.cpp puts EOS behind a text of t5's kind, SEP behind one of bert's.
+    end = " </s>" if kind.model in ("t5", "bert") else ""
     made.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", made.token_to_id("<s>"))]
-    )
+        single=f"<s> $A{end}", pair=f"<s> $A $B{end}",
+        special_tokens=[(text, made.token_to_id(text)) for text in ("<s>", "</s>")],
+    )  # fmt: skip
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        sep_token="</s>" if kind.model == "bert" else None,
+    )  # fmt: skip
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.add_tokens(["<tool>", "\n\n\n"])
     tokenizer.chat_template = TEMPLATE
@@ -159,7 +163,7 @@ def converted(kind: Kind, folder: Path, tokenizer: Any) -> Model:
     elif kind.model == "t5":
         known = dict(map(tuple, data["model"]["vocab"]))
         keys["tokenizer.ggml.scores"] = [float(known.get(token, -1000.0)) for token in tokens]
-    roles = {"unk": "unknown", "pad": "padding"}
+    roles = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
     for role, i in special.special_token_ids.items():
         keys[f"tokenizer.ggml.{roles.get(role, role)}_token_id"] = i
     for role, flag in special.add_special_token.items():

@@ -301,8 +301,7 @@ KEPT = {"vocabulary": "tokenizer", "chat template": "template", "general.license
 @pytest.mark.parametrize("target", ["back", "m.apr", "again.gguf"])
 def test_what_a_file_keeps_in_its_keys_is_accounted(foreign: Path, target: str) -> None:
     out = foreign.with_name(target)
-    to = {} if out.suffix else {"to": "safetensors"}
-    done = aprfmt.convert(foreign, out, **to)
+    done = aprfmt.convert(foreign, out, to=None if out.suffix else "safetensors")
     assert done.accounted is not None
     found = {entry.name: entry for entry in done.accounted.entries}
     assert {name: found[name].kind for name in KEPT} == KEPT

@@ -16,6 +16,7 @@ import pytest
 import aprfmt
 from aprfmt import conversion
 from aprfmt.conversion import scheduling
+from aprfmt.conversion.options import ConvertOptions
 from aprfmt.errors import ConversionError
 from aprfmt.formats import open_source
 from tests.cli.run import aprfmt as command
@@ -71,12 +72,12 @@ def test_what_changed_behind_the_writer_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = llama_folder(tmp_path / "source", "BF16")
-    wishes = {} if encoding is None else {"encoding": encoding}
+    wishes: ConvertOptions = {} if encoding is None else {"encoding": encoding}
     assert aprfmt.convert(source, tmp_path / "sound.gguf", **wishes).verified == 21
     damage(monkeypatch, change)
     with pytest.raises(ConversionError, match=message):
         aprfmt.convert(source, tmp_path / "m.gguf", **wishes)
-    report = aprfmt.convert(source, tmp_path / "unverified.gguf", verify=False, **wishes)
+    report = aprfmt.convert(source, tmp_path / "unverified.gguf", **wishes | {"verify": False})
     assert report.verified is None  # and that is said
 
 

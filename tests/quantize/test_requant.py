@@ -1,6 +1,7 @@
 """The re-quantization oracle: which arithmetic made a file, and which block it did not make."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -57,7 +58,9 @@ def derived(
 
 
 @pytest.mark.parametrize("fma", ["fused", "strict"])
-def test_the_arithmetic_is_named(fma: str, source: Path, tmp_path: Path) -> None:
+def test_the_arithmetic_is_named(
+    fma: Literal["fused", "strict"], source: Path, tmp_path: Path
+) -> None:
     aprfmt.convert(source, tmp_path / "q.gguf", quantize="Q4_0", fma=fma)
     row, one = derived(source, tmp_path / "q.gguf", source)
     assert (row.verdict, row.cause) == ("WITHIN", f"requantized from base, {fma}")

@@ -1,6 +1,7 @@
 """Every type of `quantize` in GGUF: bytes of libgguf, numbers of gguf-py, the record, the sizes."""
 
 from pathlib import Path
+from typing import Literal
 
 import gguf
 import numpy as np
@@ -46,7 +47,9 @@ def test_bytes_and_numbers_of_the_libraries(scheme: str, source: Path, tmp_path:
 
 
 @pytest.mark.parametrize("fma", ["fused", "strict"])
-def test_how_it_was_made_is_recorded(fma: str, source: Path, tmp_path: Path) -> None:
+def test_how_it_was_made_is_recorded(
+    fma: Literal["fused", "strict"], source: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "q.gguf"
     aprfmt.convert(source, target, quantize="Q4_K_S", fma=fma)
     expected = {

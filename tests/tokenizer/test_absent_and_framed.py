@@ -47,7 +47,7 @@ def changed(lists: Keys, *changes: Change) -> Model:
 def causes(report: TokensReport) -> list[str]:
     """Return the causes, none of which went without its probes."""
     assert report.checked and not report.not_checked
-    return [row.difference.cause for row in report.findings]
+    return [row.cause for row in report.findings]
 
 
 # --- keys that are absent ------------------------------------------------------------------------
@@ -80,9 +80,9 @@ def test_an_absent_id_is_the_engines(case: str, lists: Keys) -> None:
     assert causes(report) == ["special_ids"]
     (row,) = report.findings
     key = f"tokenizer.ggml.{role}_token_id"
-    assert row.shown and row.difference.where[0] == key
-    assert f"llama.cpp takes {taken} (" in row.difference.says
-    assert row.difference.mend == (f"{key}={a.metadata[key]}",)
+    assert row.shown and row.where[0] == key
+    assert f"llama.cpp takes {taken} (" in row.says
+    assert row.mend == (f"{key}={a.metadata[key]}",)
     if case == "the end":
         assert taken in load(b).stop_ids and load(a).stop_ids < load(b).stop_ids
     if role == "bos" and "texts" in case:
@@ -163,8 +163,8 @@ def test_a_mark_of_another_type_is_cut(
     report = compare_tokens(a, b)
     assert causes(report) == ["token_types"]
     (row,) = report.findings
-    assert row.shown and "'<|im_start|>'" in row.example[0] + row.difference.says
-    assert ("the key is missing" in row.difference.says) == (case == "no types")
+    assert row.shown and "'<|im_start|>'" in row.example[0] + row.says
+    assert ("the key is missing" in row.says) == (case == "no types")
     assert (absent_types(b.carried) is not None) == (case == "no types")
     assert START not in load(b).encode("<|im_start|>user")
 
@@ -241,8 +241,8 @@ def test_frames_are_compared_by_their_ids(case: str, demo_model: Path, tmp_path:
     report = compare_tokens(a, b)
     assert causes(report) == ["frame"]
     (row,) = report.findings
-    assert row.shown and says in row.difference.says
-    assert row.difference.where[0] == "tokenizer.json: post_processor"
+    assert row.shown and says in row.says
+    assert row.where[0] == "tokenizer.json: post_processor"
     own = stated(b)
     assert own is not None
     before, after = own.frame
@@ -276,7 +276,7 @@ def test_a_generation_that_nothing_ends(demo_model: Path, tmp_path: Path) -> Non
     for change in (endless, null):
         report = compare_tokens(folder_model(demo_model), edited(demo_model, tmp_path, change))
         assert causes(report) == ["generation_config"]
-        assert "never ends" in report.findings[0].difference.says and report.findings[0].shown
+        assert "never ends" in report.findings[0].says and report.findings[0].shown
 
     def by_class(texts: dict[str, Any]) -> None:
         endless(texts)
@@ -333,8 +333,8 @@ def test_the_kind_is_judged_by_the_pieces(case: str, lists: Keys) -> None:
     assert causes(report)[0] == "tokenizer_model"
     row = report.findings[0]
     assert row.probed and row.shown and row.example
-    assert f"though B's pieces are those of {pieces}" in row.difference.says
-    assert row.difference.mend[0].startswith("tokenizer.ggml.model=")
+    assert f"though B's pieces are those of {pieces}" in row.says
+    assert row.mend[0].startswith("tokenizer.ggml.model=")
     (doubt,) = quick_doubts(bad.carried)
     assert doubt.endswith(f"the pieces are those of {pieces}")
     assert list(quick_doubts(good.carried)) == []

@@ -85,6 +85,6 @@ def _blocks(case: Unequal, swapped: bool, size: int) -> "tuple[Array, Array, flo
 
 HYPOTHESES = (
     PairHypothesis(
-        ("quantisation",), rounded_coarsely, 320, "a type that cannot be encoded here, at last"
+        ("quantisation",), rounded_coarsely, 335, "a type that cannot be encoded here, at last"
     ),
 )

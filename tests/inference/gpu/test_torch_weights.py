@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import aprfmt
+from aprfmt.conversion.options import ConvertOptions
 from aprfmt.inference.fast.kept import keeps
 from aprfmt.inference.fast.torch_products import TorchProducts
 from aprfmt.inference.fast.torch_weights import BlocksOnTorch, Bnb4OnTorch
@@ -37,12 +38,13 @@ def models(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     need()
     folder = tmp_path_factory.mktemp("encoded")
     found = {"BF16": demo_model}
-    for name, options in (
-        ("F32", {"encoding": "F32"}),
-        ("Q8_0", {"quantize": "Q8_0"}),
-        ("Q4_K", {"quantize": "Q4_K_M"}),
-        ("NF4", {"quantize": "NF4"}),
-    ):
+    forms: dict[str, ConvertOptions] = {
+        "F32": {"encoding": "F32"},
+        "Q8_0": {"quantize": "Q8_0"},
+        "Q4_K": {"quantize": "Q4_K_M"},
+        "NF4": {"quantize": "NF4"},
+    }
+    for name, options in forms.items():
         suffix = "safetensors" if name in ("NF4", "F32") else "gguf"
         target = folder / name / f"demo.{suffix}"
         target.parent.mkdir()

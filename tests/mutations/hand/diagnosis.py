@@ -125,9 +125,9 @@ ROWS: tuple[Row, ...] = (
     Row(
         "examine-holds-further", "aprfmt/diagnosis/examine.py",
         "if reach > here and (best is None or reach > best.reach):\n"
-        "            best = Solution(change",
+        "            best = Solution(\n                change",
         "if reach >= here and (best is None or reach > best.reach):\n"
-        "            best = Solution(change",
+        "            best = Solution(\n                change",
         "a change that explains nothing is a confirmed cause",
     ),
     Row(

@@ -103,7 +103,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "generation-one-sided", "aprfmt/measure/texts.py",
-        '        yield NotCompared("part", "generation config", state)\n        return\n',
+        '        yield NotCompared("part", GENERATION_PART, state)\n        return\n',
         "        return\n",
         "a lost generation config is equal",
     ),
