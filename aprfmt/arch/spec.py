@@ -8,7 +8,8 @@ Three independent tables make an `ArchSpec`:
 - `hyper`: per hyperparameter, the keys each style uses, and the default that applies where a
   style leaves it out (defaults exist nowhere else; the value keeps the origin "default").
 
-`block` (block_spec.py) says which operations the forward pass performs, each field out of a fixed set.
+`block` (block_spec.py) says which operations the forward pass performs, each field out of a fixed
+set.
 
 A *logical* tensor is the weight as Hugging Face's modules use it: [out, in] matrices, split
 q/k/v and gate/up, split-half rope order (unless the source itself is interleaved), experts
@@ -177,8 +178,8 @@ class HyperRule:
     written, unless the value is None. `shape` reads the value from tensor shapes: used if no key
     has it, and instead of the key with `shape_wins`. `present`: the value says whether the file
     has one of these roles (`absent`: has none), whatever the keys say; the forward pass goes by
-    it. Whether the roles are required (required_roles.py) is said by the keys, or the default; in the
-    styles of `shown_in`, without a key, by the tensors (a GGUF without output.weight is tied).
+    it. Whether the roles are required (required_roles.py) is said by the keys, or the default; in
+    the styles of `shown_in`, without a key, by the tensors (a GGUF without output.weight is tied).
     `null_in`: styles in which null means None (elsewhere null counts as absent).
     `check` returns a sentence if something in the file contradicts the value, else "".
     """

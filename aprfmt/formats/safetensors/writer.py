@@ -34,7 +34,8 @@ class SafetensorsSink(SequentialSink):
 
     Tensors are planned in the order of `order`. Metadata holds strings only, and gets `format: pt`
     if it lacks the key. ConversionError for what the format cannot hold, unless its bytes may be
-    carried (unsupported_encodings.py); then `format` says so, and loaders that look at it refuse the file.
+    carried (unsupported_encodings.py); then `format` says so, and loaders that look at it refuse
+    the file.
     """
 
     def __init__(
