@@ -1,8 +1,9 @@
 """Layout steps of one tensor: from the stored to the logical layout and back.
 
-joining_steps.py has the steps between several tensors. All steps but `Added` only move elements, so
-their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where every run would be
-a single element (a transposition), `moves` returns None and callers use `undo` on the whole array.
+joining_steps.py has the steps between several tensors. All steps but `Added` only move elements.
+So their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where every run
+would be a single element (a transposition), `moves` returns None and callers use `undo` on the
+whole array.
 Sources of the layouts: docs/reference/architectures.md, llama.cpp's converter.
 """
 
