@@ -201,7 +201,7 @@ def _common(names: tuple[str, ...], says: str) -> Callable[[F], F]:
 
 
 _FORM = "What stdout gets; agent is at most 12 lines, and what a coding agent gets unasked"
-# What every command has; `output_format.form` and `render.wanted` say what was given.
+# What every command has; `output_format.answer_format` and `render.is_flag_set` say what was given.
 common = _common(output_format.FORMS, f"{_FORM}.")
 common_ci = _common(output_format.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
 

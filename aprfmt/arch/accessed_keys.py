@@ -1,4 +1,7 @@
-"""Two views used while rules are read: Watched records the keys read, Live has the results."""
+"""Two views used while rules are read.
+
+AccessedKeys records the keys read, PartialHyperParams has the results.
+"""
 
 from collections.abc import Iterator, Mapping
 

@@ -19,9 +19,9 @@ Need = Literal["file", "source", "model", "session", "baseline"]
 class CheckRow:
     """One check.
 
-    `run` is "module:function" (".module:function" of this package). It takes a Checked, or where
-    `needs` is not "file" a Subject, which is one; it returns a Result or raises NotRun. No
-    `formats` are all formats.
+    `run` is "module:function" (".module:function" of this package). It takes a CheckContext, or
+    where `needs` is not "file" a ModelUnderTest, which is one. It returns a Result or raises
+    NotRun. No `formats` are all formats.
 
     `needs` says what has to be there: "file", one that opens, damaged or not; "source", such a file
     and what it was made of; "model", a whole

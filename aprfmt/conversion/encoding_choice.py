@@ -234,7 +234,7 @@ def _claimed(
 
 
 def _turned(output: Output, model: Model, target: FormatSpec) -> Output:
-    """Return a weight as [out, in], which is how packed ones are stored; see bind.of_packed."""
+    """Return a weight as [out, in], as packed ones are stored; see binding.bind_packed."""
     roles = [key for key in output.spellings if key in model.roles]
     if not any(isinstance(step, Transposed) for step in target_steps(model, target, roles)):
         return output
