@@ -107,7 +107,7 @@ class Facts:
 
     `style` is the key style of `values` ("hf": config.json, "gguf": metadata with the
     architecture's prefix, "apr": APR's typed keys); `shapes` are the LOGICAL shapes by role key
-    (`bind.known_shapes`), so that what the tensors themselves say (biases, norms, head) can be
+    (`binding.known_shapes`), so that what the tensors themselves say (biases, norms, head) can be
     read. `arch_key` is the prefix GGUF keys carry. `tensors` are stored tensors by name, with
     `.shape` and `.numpy()`: some styles keep hyperparameters there (rope_freqs.weight). `names`
     is the style of the tensor names ("hf", "gguf"), "" where it is not known.

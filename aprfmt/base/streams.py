@@ -24,7 +24,7 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
 
 
 def spell_missing(*streams: TextIO) -> None:
-    """Make streams print what their encoding lacks as `text.escape` would spell it, not raise.
+    """Make streams print what their encoding lacks as `text_escape.escape` would spell it.
 
     A stream that replaces such characters already, and one that is no text over bytes, stays.
     """

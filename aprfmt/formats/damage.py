@@ -43,7 +43,7 @@ class Faults:
     def cut(self, error: FormatError, tensors: Sequence[str]) -> None:
         """Raise `error`, or collect it: the file ends before these tensors do.
 
-        Reading one of them raises which bytes are missing (`mapped.CutTensor`).
+        Reading one of them raises which bytes are missing (`mapped_file.CutTensor`).
         """
         self.add(error)
         self.damage[-1] = replace(self.damage[-1], tensors=tuple(tensors))

@@ -1,7 +1,7 @@
 """Reading and writing at an offset of an open file, also where the system has no pread and pwrite.
 
 Windows has neither. There the file position is moved and put back, which is not safe for two
-threads on one descriptor: who shares one takes turns (`output.OutputFile`).
+threads on one descriptor: who shares one takes turns (`output_file.OutputFile`).
 """
 
 import os

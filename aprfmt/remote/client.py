@@ -2,7 +2,7 @@
 
 Redirects are followed here, one judged step at a time, and the connection goes to the very address
 that was judged. A refused answer is never read: its connection is closed. How long an answer may
-take is `deadline`'s, how its body is read `body`'s.
+take is `timed_socket`'s, how its body is read `response_body`'s.
 """
 
 import atexit
@@ -313,7 +313,10 @@ def _secured(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.
 
 
 def _joined(url: str, location: str) -> str:
-    """Return where a redirect leads; text that is no URL as it is, for `guard.target` to refuse."""
+    """Return where a redirect leads, and text that is no URL as it is.
+
+    `address_policy.parse_target` refuses it.
+    """
     try:
         return urljoin(url, location)
     except ValueError:
