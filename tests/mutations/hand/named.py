@@ -23,7 +23,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "verify-checksum", "aprfmt/conversion/verification.py",
-        "    elif checksum(stored) != record.crc:",
+        "    elif tensor_checksum(stored) != record.crc:",
         "    elif False:",
         "checksums that differ after writing are not noticed",
     ),
