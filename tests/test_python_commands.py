@@ -1,8 +1,4 @@
-"""The Python functions of commands, each by one behaviour; and rows as data frames.
-
-Seen red: a generation without its stop token's end, `set` that reads a value as a file name, a
-loss of another text, a module of the same name in a function's place.
-"""
+"""The Python functions of commands, each by one behaviour; and rows as data frames."""
 
 import hashlib
 import importlib

@@ -1,8 +1,7 @@
 """What a merge did to a weight: innocents in every type, and each usual mistake by its name.
 
 The merged values are made here, with ml_dtypes' rounding, in the way that PEFT and others make
-them. Seen red: the bound of B's type left out, the base's own rounding not allowed, a factor taken
-by the projection alone.
+them.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""Names of an adapter that no loader finds, and strengths that contradict each other.
-
-Seen red: a prefix taken off without asking whether all names then fit, `.alpha` taken for kohya's
-spelling, the promise of `inspect` made by names alone.
-"""
+"""Names of an adapter that no loader finds, and strengths that contradict each other."""
 
 import json
 import shutil

@@ -1,8 +1,7 @@
 """No change is confirmed on the values that gave it its numbers: pairs that nothing made.
 
 Values that have nothing to do with each other are sometimes a factor, an order or an offset apart,
-where they are few. Seen red: a guess that any number of values proves, and eight values of one bit
-each that do.
+where they are few.
 """
 
 from pathlib import Path

@@ -2,8 +2,7 @@
 
 The files are read here by a few lines of our own, gguf-py and numpy: nothing under test counts for
 both sides. Every kind of thing is there another number of times, so that no number is right by
-being another's. Seen red: a count too many in each line of `convert`, `diff`, `validate`, `scan`,
-`inspect` and `qa`.
+being another's.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""Commands of other packages: found by name, never in place of ours, and clear when broken.
-
-Seen red: the look at entry points taken out; one that cannot be imported let through.
-"""
+"""Commands of other packages: found by name, never in place of ours, and clear when broken."""
 
 from importlib.metadata import EntryPoint
 

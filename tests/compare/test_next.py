@@ -2,7 +2,7 @@
 
 For each form of B one tensor is exchanged for another's bytes; the command is run, and what it
 writes has to be the sound copy, byte for byte and encoding for encoding. Seen red: `convert`
-without B's encoding, a mixture converted, a trained B or one with a head of its own remade from A.
+without B's encoding, a trained B remade from A, and in `diagnose` one with a head of its own.
 """
 
 import json

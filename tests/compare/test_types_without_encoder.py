@@ -1,7 +1,7 @@
 """Honest copies in types that are read and not written here: rounding, never another checkpoint.
 
 The codes are random, the source is what they decode to with an error of the type's size, which is
-what a quantizer leaves. Seen red: an explanation that cannot read such a type ended all others.
+what a quantizer leaves.
 """
 
 from pathlib import Path

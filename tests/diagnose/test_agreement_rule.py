@@ -1,8 +1,4 @@
-"""When numbers fitted to a run are confirmed: rows, bits and points that they were not found on.
-
-Seen red: one row counts for a fitted number, a point that agreed before counts, numbers inside
-arrays are not counted.
-"""
+"""When numbers fitted to a run are confirmed: rows, bits and points that they were not found on."""
 
 import numpy as np
 import pytest

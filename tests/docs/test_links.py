@@ -1,8 +1,4 @@
-"""Every link of a page leads to a file and a heading, and every page that code names exists.
-
-Seen red: a link to a page that moved, a link to a heading that does not exist, a docstring that
-names a page that is gone.
-"""
+"""Every link of a page leads to a file and a heading, and every page that code names exists."""
 
 import re
 from functools import cache

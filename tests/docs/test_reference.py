@@ -1,7 +1,4 @@
-"""The reference pages that are written from tables are what the tables say now.
-
-Seen red: an option's help changed, a page of a command that does not exist.
-"""
+"""The reference pages that are written from tables are what the tables say now."""
 
 from pathlib import Path
 

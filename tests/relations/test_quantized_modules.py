@@ -1,8 +1,7 @@
 """What a quantization says of modules, held against the weights that are there.
 
 Every folder that the product writes for another library is an innocent; each is then broken in the
-ways that lists go wrong, and mended by the command that is printed. Seen red: lists not asked,
-targets not asked, a list mended without the plain weights.
+ways that lists go wrong, and mended by the command that is printed. Seen red: lists not asked.
 """
 
 import json
