@@ -173,8 +173,8 @@ def qa(model: "Path | str", **options: "Unpack[QaOptions]") -> "QaReport":
     """Put a model through the gates: PASS, FAIL or NOT_RUN for each.
 
     `options` are `only`, `skip`, `min_run` and the fields of
-    aprfmt.checks.gates.subject.QaRequest. The result has `.outcome`, `.exit_code`, `.gate(name)`
-    and `.to_json()`. Raises UsageError for a name that is no gate.
+    aprfmt.checks.gates.model_under_test.QaRequest. The result has `.outcome`, `.exit_code`,
+    `.gate(name)` and `.to_json()`. Raises UsageError for a name that is no gate.
     """
     from aprfmt.checks.gates.running import run
 

@@ -21,7 +21,7 @@ from aprfmt.inference.running import RunRequest, opened, requested
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.model import Model, manifest, open_model
 from aprfmt.model.completeness import refuse_to_run
-from aprfmt.remote.paths import place
+from aprfmt.remote.paths import parse_location
 
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
@@ -264,10 +264,10 @@ def repair_file(
     """Write a broken file completed from a good copy; see `aprfmt.repair`."""
     from aprfmt.recovery import repair
 
-    here, there = place(broken), place(source)
+    here, there = parse_location(broken), parse_location(source)
     if there.is_dir():
         there = there / here.name
-    known = None if manifest is None else place(manifest)
+    known = None if manifest is None else parse_location(manifest)
     return repair(here, there, Path(output), manifest=known, compare=compare, force=force)
 
 

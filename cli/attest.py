@@ -19,7 +19,7 @@ _TENSOR_STYLES = {"not reproduced": "bad", "not tried": "warn"}
 
 @click.command("attest")
 @options.model("quantized")
-@click.option("--from", "base", type=options.Place(), metavar="BASE", required=True,
+@click.option("--from", "base", type=options.PathOrAddress(), metavar="BASE", required=True,
               help="The model that it is said to be made of.")  # fmt: skip
 @click.option("--type", "scheme", metavar="T",
               help="The type it was quantized as, where nothing in the file says it.")  # fmt: skip

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import complete, options, render
-from aprfmt.cli.damage import told
+from aprfmt.cli import options, render, shell_completion
+from aprfmt.cli.damage_report import report_damage
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command("cat")
 @options.model()
-@click.argument("name", shell_complete=complete.tensors)
+@click.argument("name", shell_complete=shell_completion.complete_tensors)
 @click.option("--slice", "region", metavar="A:B,C", help="A NumPy-style slice, e.g. 0:4,:8.")
 @click.option("-o", "--output", type=options.NamedPath(), help="Write a .npy file instead.")
 @click.option("--limit", type=options.WholeNumber(1), default=64, show_default=True,
@@ -47,7 +47,7 @@ def command(
             body["output"] = str(output)
         else:
             body |= {"values": flat.tolist(), "shown": int(flat.size), "count": int(values.size)}
-        body["damage"], code = told(opened.damage)
+        body["damage"], code = report_damage(opened.damage)
     return render.emit(body, code, lambda: show(found, values, flat, output))
 
 

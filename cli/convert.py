@@ -6,7 +6,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 
 
 @click.command("convert")
@@ -21,13 +21,13 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.rename
 @click.option(
     "--adapter",
-    type=options.Place(),
+    type=options.PathOrAddress(),
     metavar="DIR",
     help="Merge this LoRA adapter (PEFT, GGUF, kohya) into SRC.",
 )
 @click.option(
     "--base",
-    type=options.Place(),
+    type=options.PathOrAddress(),
     metavar="MODEL",
     help="SRC is an adapter for MODEL: write it as .gguf, a PEFT folder, or kohya's .safetensors.",
 )
@@ -45,7 +45,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.writing
 def command(
     src: Path, dst: Path, to: str | None, adapter: Path | None, base: Path | None,
-    **wishes: Unpack[Wishes],
+    **wishes: Unpack[ConvertArguments],
 ) -> int:  # fmt: skip
     """Convert SRC to DST, by DST's extension or --to.
 
@@ -56,4 +56,4 @@ def command(
     --generic needs no known architecture: names and bytes go from container to container, and the
     output is marked, so that no loader takes it for a model.
     """
-    return run(src, dst, to, adapter, base, **wishes)
+    return run_conversion(src, dst, to, adapter, base, **wishes)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aprfmt.model.renames import Rename
 
 
-class Wishes(TypedDict, total=False):
+class ConvertArguments(TypedDict, total=False):
     """What commands that convert take: fields of conversion's Options.
 
     Each command has some of them; one that is absent has the default of Options. `accept` is that
@@ -54,26 +54,26 @@ class Wishes(TypedDict, total=False):
     resume: bool
 
 
-def run(
+def run_conversion(
     src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
-    **wishes: Unpack[Wishes],
+    **wishes: Unpack[ConvertArguments],
 ) -> int:  # fmt: skip
     """Convert and report; every conversion command but `set` ends here."""
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
-    report = converted(src, dst, to, adapter, base, **wishes)
+    report = convert_with_warnings(src, dst, to, adapter, base, **wishes)
     found = report.pronounced(accept)
-    show = partial(convert_show.show, report, dry_run, accept)
+    show = partial(convert_show.show_report, report, dry_run, accept)
     body = report.to_json() | ({} if found is None else found.to_json())
     code = 0 if found is None else found.exit
     return render.emit(body, code, show, written=code == 0)
 
 
-def converted(
+def convert_with_warnings(
     src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
-    **wishes: Unpack[Wishes],
+    **wishes: Unpack[ConvertArguments],
 ) -> "ConversionReport":  # fmt: skip
     """Convert, warn of what the target cannot say, and return the report."""
-    from aprfmt.conversion.target import NoFormatError, has_extension
+    from aprfmt.conversion.output_format import NoFormatError, has_extension
 
     command = click.get_current_context()
     try:
@@ -92,7 +92,7 @@ def converted(
 
 
 def _way(
-    adapter: Path | None, base: Path | None, wishes: Wishes
+    adapter: Path | None, base: Path | None, wishes: ConvertArguments
 ) -> "Callable[..., ConversionReport]":
     """Return the function that converts: plainly, with an adapter merged, or an adapter itself.
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from aprfmt.conversion.report import TensorOutcome
 
 WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
-# What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
+# What people read of a layout step, by the name before its sizes (arch/layout_steps.py and
+# arch/joining_steps.py).
 STEPS: Mapping[str, str] = {
     "Added": "norm weights +1 in GGUF",
     "RowsPermuted": "q and k rows in the rope order of GGUF",
@@ -26,19 +27,21 @@ STEPS: Mapping[str, str] = {
 }
 
 
-def one_place(report: "ConversionReport") -> Path | None:
+def single_output(report: "ConversionReport") -> Path | None:
     """Return the target where it is all that was written, a file or a folder; None for files."""
     target = report.target
     alone = report.files == (target,) or all(path.parent == target for path in report.files)
     return target if alone else None
 
 
-def show(report: "ConversionReport", dry_run: bool = False, accept: Sequence[str] = ()) -> None:
+def show_report(
+    report: "ConversionReport", dry_run: bool = False, accept: Sequence[str] = ()
+) -> None:
     """Print what was written and what was proven."""
     size = sum(report.sizes.values())
     verb = "would write" if dry_run else "wrote"
     arch = f", {report.arch}" if report.arch else ""
-    listed = one_place(report) is None
+    listed = single_output(report) is None
     name = f"{len(report.files)} files" if listed else render.escape(str(report.target))
     render.line(
         f"{verb} {name} ({report.target_format}{arch}): "

@@ -1,13 +1,99 @@
 """`aprfmt diagnose`: where two models, traces or runs first differ, and why."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import diagnose_show, options, render
-from aprfmt.cli.diagnose_html import render_page
-from aprfmt.cli.html import add_page
+from aprfmt.base.protocols import Value
+from aprfmt.cli import html_page, options, output_format, render
+from aprfmt.cli.html_page import add_page
+
+if TYPE_CHECKING:
+    from aprfmt.diagnosis.found import Diagnosis
+
+
+def render_page(body: Mapping[str, Value]) -> str:
+    """Return the page of what `diagnose --json` prints (Diagnosis.to_json)."""
+    facts = {
+        "A": body["a"], "B": body["b"],
+        "tokens": html_page.ids_text(body["ids"]) if body["ids"] else None,
+        **{str(name): value for name, value in body["facts"].items()
+           if isinstance(value, str | int | float)},
+    }  # fmt: skip
+    data = {"found": {**body, "findings": [_measured(one) for one in body["findings"]]}}
+    return html_page.render_html("Diagnosis", facts, data, (*html_page.REPORT, "diagnose.js"))
+
+
+def _measured(finding: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a finding with its `values` as words, and those that are sentences as `details`."""
+    values = dict(finding["values"])
+    details = dict.fromkeys(text for tensor in values.pop("evidence", ()) for text in tensor)
+    return {
+        **finding,
+        "values": [f"{name} = {_text(value)}" for name, value in values.items()],
+        "details": list(details),
+    }
+
+
+def _text(value: object) -> str:
+    """Return a value that a cause was solved for; JSON would not tell 1.0 from 1."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+STYLES = {
+    "same": "good", "precision": "good", "derived": "warn", "not_exercised": "bad", "bug": "bad",
+    "not_comparable": "warn",
+}  # fmt: skip
+
+
+def show(result: "Diagnosis", verbose: bool = False) -> None:
+    """Print the answer in a few lines; `verbose`: evidence, points, coverage, all next steps."""
+    from aprfmt.diagnosis import words
+
+    if not verbose:
+        _lines(words.first_lines(result, STYLES[result.kind], output_format.shown_names()))
+        return
+    render.say(result.sentence, style=STYLES[result.kind])
+    _lines(words.causes(result))
+    _lines(words.evidence(result))
+    _points(result)
+    _lines(words.coverage(result))
+
+
+def _lines(lines: Iterable[tuple[str, str]]) -> None:
+    for text, style in lines:
+        render.say(text, style=style)
+
+
+def _points(result: "Diagnosis") -> None:
+    """Print the points around the first divergence, and the worst ones."""
+    at = next((i for i, row in enumerate(result.points) if row.key == result.first), None)
+    if at is None:
+        return
+    render.line("points around the first divergence", style="head")
+    rows = [
+        (
+            ("> " if row.key == result.first else "  ") + row.key,
+            _number(row.direct),
+            _number(row.shadow),
+            _number(row.gain),
+            _number(row.tolerance),
+            "beyond" if row.beyond else "",
+        )
+        for row in result.points[max(0, at - 3) : at + 4]
+    ]
+    render.table(rows, ("  point", "A to B", "own input", "gain", "tolerance", ""), "lrrrr")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 @click.command("diagnose")
@@ -17,7 +103,7 @@ from aprfmt.cli.html import add_page
 @click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file (default: chosen).")
 @click.option("--prompt", metavar="TEXT", help="Text instead of ids, tokenized as A does it.")
 @click.option(
-    "--memory", callback=options.size, metavar="SIZE", help="Budget for decoded weights (2G)."
+    "--memory", callback=options.parse_size, metavar="SIZE", help="Budget for decoded weights (2G)."
 )
 @options.accept()
 @options.verbose("Evidence, points, what was checked, every next step.")
@@ -39,7 +125,7 @@ def command(
     (fine-tuned, merged), or something that nothing reads on one side only; 2: they cannot be
     compared, or not in all that counts.
     """
-    from aprfmt.cli.running import parse_ids
+    from aprfmt.cli.run_options import parse_ids
     from aprfmt.diagnosis import diagnose
 
     options.check_new(force, html)
@@ -51,4 +137,4 @@ def command(
     result = replace(result, accept=accept)
     body = result.to_json()
     add_page(body, html, force, lambda: render_page(body))
-    return render.emit(body, result.exit_code, lambda: diagnose_show.show(result, verbose))
+    return render.emit(body, result.exit_code, lambda: show(result, verbose))

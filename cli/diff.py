@@ -1,16 +1,386 @@
 """`aprfmt diff`: which tensors of two files differ, by how much, and why."""
 
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import forms, options, render
-from aprfmt.cli.ci_formats import cases_of_diff, with_verdict
-from aprfmt.cli.damage import told
-from aprfmt.cli.html import add_page
-from aprfmt.compare import diff
+from aprfmt.cli import html_page, options, output_format, render
+from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_diff
+from aprfmt.cli.damage_report import report_damage
+from aprfmt.cli.html_page import add_page
+from aprfmt.compare import DiffReport, diff
 from aprfmt.compare.diffs import SECTIONS
+from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.errors import UsageError
+from aprfmt.formats import FORMATS
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import share_text
+from aprfmt.measure.records import EQUAL, Explanation, FieldDiff, TensorDiff
+from aprfmt.model import open_model
+from aprfmt.model.ledger import Pronounced
+
+if TYPE_CHECKING:
+    from aprfmt.adapters import AdapterAnswer
+    from aprfmt.adapters.answers import ChangedWeight
+    from aprfmt.measure.sampling import SampleReport
+
+
+_LINES = 10
+_ALIKE = 3  # weights of one kind that have a line of their own
+_LOST = 0.01  # share of the change from which it is said that rounding took it
+
+
+def compare_adapter(
+    a: Path, b: Path, adapter: Path, arch: str | None, accept: Sequence[str] = ()
+) -> int:
+    """Answer and report. Exit 0: once in every weight, and nothing else differs; else 1."""
+    from aprfmt.adapters import answers
+
+    with open_model(a, arch=arch) as base, open_model(b, arch=arch) as copy:
+        found, report = answers(base, copy, adapter)
+        again = _merge_command(a, adapter, copy.format)
+    verdict = found.pronounced(accept)
+    body = {**report.to_json(), "adapter": found.to_json(), **verdict.to_json()}
+    return render.emit(body, verdict.exit, lambda: show_adapter(found, verdict, a, b, again))
+
+
+def _merge_command(base: Path, adapter: Path, container: str) -> str:
+    """Return the command that merges once, into a file or folder of B's kind."""
+    if FORMATS[container].weights_name is not None:
+        return f"aprfmt convert {base} OUT --adapter {adapter} --to {container}"
+    return f"aprfmt convert {base} OUT{FORMATS[container].extensions[0]} --adapter {adapter}"
+
+
+def show_adapter(
+    found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again: str
+) -> None:
+    """Print the answer, the weights that are not as the rest, what else differs, what to do."""
+    style = {0: "good", 1: "bad", 2: "warn"}[verdict.exit]
+    names = [render.escape(str(each)) for each in (found.adapter, b, a)]
+    render.line(f"{names[0]} is merged into {names[1]}, of the base {names[2]}: "
+                f"{found.found} ({len(found.weights)} weights)", style=style)  # fmt: skip
+    if verdict.not_compared or verdict.exit != int(found.differs):
+        render.say(f"  {verdict.says}", style=style)
+    odd = [each for each in found.weights if each.found != "once" or each.says]
+    for says, group in _alike(odd).items():
+        shown = group if len(group) <= _ALIKE + 1 else group[:_ALIKE]
+        for each in shown:
+            where = f" in {render.escape(each.file)}" if each.file else ""
+            render.line(f"  {render.escape(each.key)}{where}: {render.escape(_says(each))}")
+        if len(group) > len(shown):
+            render.line(f"  {len(group) - len(shown)} more weights: {render.escape(says)}")
+    lost = [each for each in found.weights if each.lost >= _LOST]
+    if lost:
+        most = max(lost, key=lambda each: each.lost)
+        render.line(
+            f"  rounding takes {most.lost:.0%} of the change in {render.escape(most.key)}, and at "
+            f"least {_LOST:.0%} in {len(lost)} of {len(found.weights)} weights"
+        )
+    for says in found.says:
+        render.line(f"  {render.escape(says)}")
+    if found.others:
+        others = ", ".join(render.escape(key) for key in found.others[:_LINES])
+        render.line(f"  {len(found.others)} tensors differ that it does not change: {others}")
+    if found.differs:
+        render.line(f"next: {render.escape(again)}")
+
+
+def _says(weight: "ChangedWeight") -> str:
+    """Return what was found of a weight: the mistake, or how often the change lies in it."""
+    if weight.says:
+        return f"{weight.found}: {weight.says}"
+    return (
+        f"{weight.found} (the change {weight.times:.3f} times, {weight.rest:.3g} of it unexplained)"
+    )
+
+
+def _alike(weights: "Sequence[ChangedWeight]") -> "dict[str, list[ChangedWeight]]":
+    """Return the weights by what was found of them, the numbers left out."""
+    found: dict[str, list[ChangedWeight]] = {}
+    for each in weights:
+        found.setdefault(f"{each.found}{': ' * bool(each.says)}{each.says}", []).append(each)
+    return found
+
+
+IMAGES = 6  # difference images a page holds
+LONGEST = 300  # characters of a field's value in the tables
+
+
+def render_page(report: DiffReport, code: int) -> str:
+    """Return the page of a DiffReport whose exit code is `code`."""
+    fields = ("hyperparameters", "tokenizer", "metadata")
+    found = report.to_json() | {name: _field_rows(getattr(report, name)) for name in fields}
+    data = {
+        "code": code,
+        "command": shlex.join(["aprfmt", "diagnose", report.a, report.b]) if code == 1 else None,
+        "found": found,
+        "worst": [tensor.key for tensor in report.worst()],
+        "images": [asdict(image) for image in report.images],
+    }
+    facts = {"A": report.a, "B": report.b}
+    return html_page.render_html(
+        "Comparison of two models", facts, data, (*html_page.REPORT, "diff.js")
+    )
+
+
+def _field_rows(rows: Sequence[FieldDiff]) -> list[dict[str, object]]:
+    """Return fields with their values as texts, cut for a table; `whole` where it decides."""
+    return [
+        {
+            **asdict(row),
+            "a": _cut(str(row.a)),
+            "b": _cut(str(row.b)),
+            "whole": f"{row.name}: {row.a} | {row.b}" if row.decisive else "",
+        }
+        for row in rows
+    ]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def compare_samples(
+    a: Path, b: Path, nbytes: int, seed: int | None, patterns: tuple[str, ...], arch: str | None
+) -> int:
+    """Compare random ranges, and say what that shows."""
+    from aprfmt.measure.sampling import sample
+
+    report = sample(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
+    return render.emit(report.to_json(), report.exit_code, lambda: show_samples(report))
+
+
+def show_samples(report: "SampleReport") -> None:
+    """Print what random ranges have shown, and what they cannot show."""
+    looked, whole = render.size_text(report.bytes), render.size_text(report.of_bytes)
+    render.line(f"{report.ranges} of {report.of_ranges} ranges, {looked} of {whole} a side "
+                f"(--seed {report.seed})", style="head")  # fmt: skip
+    if report.settled:
+        render.line(f"  {report.settled} tensors are equal by the digests of their files")
+    for found in report.differing[:FINDINGS]:
+        render.say(f"  {found.tensor}: byte {found.byte} differs", style="bad")
+    for one in report.unlike[:FINDINGS]:
+        render.say(f"  {one.tensor}: {one.why}", style="bad")
+    left = max(0, len(report.differing) - FINDINGS) + max(0, len(report.unlike) - FINDINGS)
+    if left:
+        render.line(f"  ... {left} more (--json)", style="dim")
+    if report.unsampled:
+        count, first = len(report.unsampled), report.unsampled[0]
+        render.say(
+            f"  {count} tensors have no bytes to compare ({first.tensor}: {first.why})",
+            style="warn",
+        )
+    if report.different:
+        render.say(report.pronounced.says, style="bad")
+        return
+    if report.share is not None:
+        render.line(
+            f"no range differs: with 95 % confidence fewer than {report.share:.2%} of the ranges do"
+        )
+    render.say(report.pronounced.says, style="warn")
+    render.line("one changed tensor, or one bit, is easily missed; diff without --sample reads "
+                "everything", style="warn")  # fmt: skip
+
+
+TOP = 10  # worst tensors shown with -v
+FINDINGS = 12  # causes shown
+LINES = 60  # of a chat template's diff
+LEFT = 8  # items shown that were not compared
+_STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
+
+
+def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) -> None:
+    """Print the answer in a few lines; `verbose` or a number of worst tensors: all there is."""
+    if verbose or top is not None:
+        _everything(report, TOP if top is None else top, found)
+        return
+    headline = found.says, _STYLES[found.exit]
+    lines = short_answer(
+        headline, report.causes, first_said=False, others=list(_others(report)),
+        commands=report.next if found.exit else (), names=output_format.shown_names(),
+    )  # fmt: skip
+    for text, style in lines:
+        render.say(text, style=style)
+
+
+def _others(report: DiffReport) -> Iterator[Line]:
+    """Yield a line for each kind of difference that no cause speaks of."""
+    known = {role for cause in report.causes for role in cause.roles}
+    apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
+    left = [row for row in apart if row.key not in known]
+    if left:
+        name = left[0].name_b or left[0].name_a
+        role = f" ({left[0].key})" if name != left[0].key else ""
+        more = f", and {len(left) - 1} more (-v)" if len(left) > 1 else ""
+        yield f"  {left[0].verdict}: {name}{role}{more}", "bad"
+    for title, rows in (
+        ("hyperparameters", report.hyperparameters), ("tokenizer", report.tokenizer),
+        ("metadata", report.metadata),
+    ):  # fmt: skip
+        counted = [row for row in rows if row.decisive or title in report.asked]
+        if counted:
+            one = counted[0]
+            more = f"; {len(counted) - 1} more (-v)" if len(counted) > 1 else ""
+            sides = f"{render.field_text(one.name, one.a)} | {render.field_text(one.name, one.b)}"
+            yield f"  {title} that differ: {one.name}: {sides}{more}", "bad"
+    if report.beside is not None and report.beside.says:
+        yield f"  {report.beside.says}", "bad"
+    for tensor in report.tensors:  # equal sides that both hold NaN or infinities
+        if tensor not in apart and tensor.stats is not None and tensor.stats.nonfinite is not None:
+            yield f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.says()}", "warn"
+    for text in (*_derived(report.tensors), *_layouts(report.tensors)):
+        yield text, ""
+
+
+def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
+    """Print the verdict and what it stands on, then the worst tensors."""
+    render.say(found.says, style=_STYLES[found.exit])
+    _not_compared(found)
+    for one in report.relations:
+        render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")
+    _findings(report.findings)
+    for text in (*_derived(report.tensors), *_layouts(report.tensors)):
+        render.say(text)
+    _fields("hyperparameters", report.hyperparameters)
+    if report.beside is not None and report.beside.says:
+        render.line(report.beside.says, style="bad")
+    _fields("tokenizer", report.tokenizer)
+    _texts(report)
+    _fields("metadata", report.metadata)
+    shown = [t for t in report.worst() if t.verdict not in ("SAME_BYTES", "SAME_VALUES")][:top]
+    if shown:
+        render.line("worst tensors", style="head")
+    for tensor in shown:
+        _tensor(tensor)
+    for tensor in report.tensors:  # equal sides that both hold NaN or infinities
+        if tensor not in shown and tensor.stats is not None and tensor.stats.nonfinite is not None:
+            said = f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.says()}"
+            render.say(said, style="warn")
+    left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
+    if left > 0:
+        render.line(f"... {left} more (--top, --json)", style="dim")
+    for command in report.next if found.exit else ():
+        if command.endswith(" -v"):
+            continue  # this is what it would print
+        render.say(f"next: {command}", style="head")
+
+
+def _not_compared(found: Pronounced) -> None:
+    """List what was not compared by its meaning, and is not equal byte for byte."""
+    rows = [row for row in found.not_compared if row.state != "equal"]
+    if len(rows) < 2:
+        return
+    render.line("not compared", style="head")
+    for row in render.first_rows(rows, LEFT, "  ", "more (--json)"):
+        render.say(f"  {row.says}", style="warn")
+
+
+def _findings(findings: Sequence[Finding]) -> None:
+    """Say what explains the differing tensors, one line a cause."""
+    for found in render.first_rows(findings, FINDINGS, "  ", "more findings"):
+        sure = "" if found.certainty == "confirmed" else f" ({found.certainty})"
+        many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
+        render.say(
+            f"  {found.cause}{sure}, {many}: {found.says}",
+            style="bad" if found.confirmed else "warn",
+        )
+
+
+def _layouts(tensors: Sequence[TensorDiff]) -> Iterator[str]:
+    """Yield what formats did to equal values, with the number of tensors."""
+    layouts = Counter(row.layout for row in tensors if row.layout and row.verdict in EQUAL)
+    for layout, count in layouts.items():
+        yield f"  same values in {count} tensors: {', '.join(layout)}"
+
+
+def _derived(tensors: Sequence[TensorDiff]) -> Iterator[str]:
+    """Yield how many quantized tensors derive from the base, by side and by how they were made."""
+    found: dict[tuple[str, str], int] = {}
+    for tensor in tensors:
+        for one in tensor.derivations:
+            text = "not known whether they derive from base"
+            if one.derives is not None:
+                made = f"requantized from base, {one.mode}"
+                text = made if one.derives else "do not derive from base"
+            found[one.side, text] = found.get((one.side, text), 0) + 1
+    for (side, text), count in found.items():
+        yield f"  {side.upper()}: {count} tensors {text}"
+
+
+def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
+    if not rows:
+        return
+    render.line(f"{title} that differ", style="head")
+    for row in rows:
+        origins = f"  ({row.origin_a or '-'} | {row.origin_b or '-'})" if row.origin_a else ""
+        sides = f"{render.field_text(row.name, row.a)} | {render.field_text(row.name, row.b)}"
+        render.say(f"  {row.name}: {sides}{origins}", style="bad" if row.decisive else "")
+
+
+def _texts(report: DiffReport) -> None:
+    """Show the chat templates as a unified diff, and what differs of the generation configs."""
+    if report.template:
+        render.line("chat template", style="head")
+    for text in report.template[:LINES]:
+        style = {"+": "good", "-": "bad"}.get(text[:1], "")
+        render.say(f"  {text}", style=style)
+    if len(report.template) > LINES:
+        render.line(f"  ... {len(report.template) - LINES} more lines (--json)", style="dim")
+    if report.generation:
+        render.line("generation config that differs", style="head")
+    for row in report.generation:
+        effect = f" ({row.effect})" if row.effect else ""
+        sides = f"{render.field_text(row.name, row.a)} | {render.field_text(row.name, row.b)}"
+        render.say(f"  {row.name}: {sides}{effect}")
+
+
+def _tensor(tensor: TensorDiff) -> None:
+    names = " | ".join(name or "-" for name in (tensor.name_a, tensor.name_b))
+    encodings = f"{tensor.encoding_a or '-'} | {tensor.encoding_b or '-'}"
+    cause = f" ({tensor.cause})" if tensor.cause else ""
+    render.say(f"  {tensor.verdict}{cause}  {tensor.key}  {encodings}")
+    render.say(f"      {names}", style="dim")
+    if tensor.shape_a != tensor.shape_b:
+        shapes = f"{render.shape_text(tensor.shape_a)} | {render.shape_text(tensor.shape_b)}"
+        render.line(f"      shape {shapes}")
+    if tensor.layout:
+        render.say(f"      {', '.join(tensor.layout)}")
+    if tensor.first_byte is not None:
+        render.line(f"      first differing byte {tensor.first_byte}")
+    stats = tensor.stats
+    if stats is not None:
+        at = list(stats.max_at) if stats.max_at is not None else "-"
+        render.line(
+            f"      {stats.changed} of {stats.count} values differ, relL2 {stats.rel_l2:.3g}, "
+            f"max abs {stats.max_abs_diff:.6g} at {at}, cosine {stats.cosine:.9f}, "
+            f"{stats.ulp} ulp"
+        )
+        if stats.nonfinite is not None:
+            render.line(
+                f"      NaN {stats.nan_a} | {stats.nan_b}, Inf {stats.inf_a} | {stats.inf_b}: "
+                f"{stats.nonfinite.says()}",
+                style="bad",
+            )
+    if tensor.explanation is not None:
+        _explanation(tensor.explanation)
+    if tensor.steps_off is not None:
+        render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")
+
+
+def _explanation(found: Explanation) -> None:
+    sure = found.certainty + share_text(found.share)
+    after = ""
+    if found.residual_after is not None:
+        before = "-" if found.residual_before is None else f"{found.residual_before:.3g}"
+        after = f", residual {before} to {found.residual_after:.3g}"
+    render.say(f"      {sure} {found.cause}{after}")
+    for sentence in found.evidence:
+        render.say(f"        {sentence}")
 
 
 @click.command("diff")
@@ -27,15 +397,15 @@ from aprfmt.errors import UsageError
               help="Show the worst N tensors (with -v: 10).")  # fmt: skip
 @options.verbose("Every cause, differing field and text, the worst tensors with numbers.")
 @options.accept(within=True)
-@click.option("--base", type=options.Place(), metavar="SRC", help="The float source: "
+@click.option("--base", type=options.PathOrAddress(), metavar="SRC", help="The float source: "
               "say which quantized tensors derive from it byte for byte.")  # fmt: skip
-@click.option("--adapter", type=options.Place(), metavar="DIR", help="Say whether B is A "
+@click.option("--adapter", type=options.PathOrAddress(), metavar="DIR", help="Say whether B is A "
               "with this LoRA adapter merged: once, in every shard.")  # fmt: skip
 @click.option("--imatrix", type=options.NamedPath(), metavar="FILE",
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
               help="Test every differing tensor against the known causes.")  # fmt: skip
-@click.option("--sample", callback=options.size, metavar="SIZE",
+@click.option("--sample", callback=options.parse_size, metavar="SIZE",
               help="Compare random ranges only, SIZE bytes a side; never exits 0.")  # fmt: skip
 @click.option("--seed", type=options.WholeNumber(0), help="With --sample: the seed of another run.")
 @options.html("Write a page: findings, map of all tensors, difference images.")
@@ -54,34 +424,34 @@ def command(
     meaning is on one side only; 2: nothing differs, but something could not be compared. --sample
     exits 1 where a range differs, and 2 where none does: equality cannot be shown by ranges.
     """
-    from aprfmt.cli import diff_adapter, diff_html, diff_sampled, diff_show
-
-    if forms.form() in ("sarif", "junit") and (sample is not None or adapter is not None):
+    if output_format.answer_format() in ("sarif", "junit") and (
+        sample is not None or adapter is not None
+    ):
         raise UsageError("--format sarif and junit list tensors: not with --sample or --adapter")
     if sample is not None:
         if base or imatrix or html or only or accept:
             raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")
-        return diff_sampled.run(a, b, sample, seed, patterns, arch)
+        return compare_samples(a, b, sample, seed, patterns, arch)
     if adapter is not None:
-        return diff_adapter.run(a, b, adapter, arch, accept)
+        return compare_adapter(a, b, adapter, arch, accept)
     if not only and patterns:
         only = ("tensors",)
     render.STATUS.doing(f"comparing {a} and {b}")
     with render.ProgressLine("diff") as progress:
         report = diff(
             a, b, tensors=patterns, only=only or None, arch=arch, base=base, imatrix=imatrix,
-            explain=explain, images=0 if html is None else diff_html.IMAGES, progress=progress,
+            explain=explain, images=0 if html is None else IMAGES, progress=progress,
         )  # fmt: skip
     found = report.pronounced(accept)
     code = found.exit
     for note in report.notes:
         render.warn(note, "comparison")
     body = report.to_json()
-    add_page(body, html, force, lambda: diff_html.render_page(report, code))
-    told(report.damage)
+    add_page(body, html, force, lambda: render_page(report, code))
+    report_damage(report.damage)
     return render.emit(
-        body, code, lambda: diff_show.show(report, found, verbose, top),
-        cases=lambda: with_verdict(
+        body, code, lambda: show(report, found, verbose, top),
+        cases=lambda: agree_with_verdict(
             cases_of_diff(body, report.fields_apart, accept), code, report.b
         ),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.doctor_facts import Devices, DoctorFacts, facts
+from aprfmt.cli.doctor_facts import Devices, DoctorFacts, collect_facts
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @options.common
 def command() -> int:
     """Show versions, extras, native kernels and devices: what works here and why not."""
-    body = facts()
+    body = collect_facts()
     return render.emit(body, 0, lambda: show(body), answer=lambda: answer(body))
 
 
@@ -37,7 +37,7 @@ def show_devices(found: Devices) -> None:
 
 def show(body: DoctorFacts) -> None:
     """Print the facts for people."""
-    render.pairs([
+    render.print_pairs([
         ("aprfmt", body["aprfmt"]), ("python", body["python"]), ("system", body["system"]),
         ("cpus", body["cpus"]),
     ])  # fmt: skip

@@ -92,7 +92,7 @@ _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
 EXTRAS = ("torch", "cupy", "llama-cpp-python", "zstandard", "obstore")
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     """Return the version of an installed package without importing it, else None."""
     for distribution in _DISTRIBUTIONS.get(name, (name,)):
         try:
@@ -102,12 +102,12 @@ def installed(name: str) -> str | None:
     return "unknown" if find_spec(name) is not None else None
 
 
-def get(name: str, extras: tuple[str, ...]) -> str:
+def install_hint(name: str, extras: tuple[str, ...]) -> str:
     """Return the command that installs a package: by an extra of ours, or by its own name."""
     return " or ".join(map(install_command, extras)) or f"pip install {name}"
 
 
-def native() -> Kernels:
+def native_kernels() -> Kernels:
     """Say whether the C extension is built, for which processor, and what is switched off."""
     if os.environ.get("APRFMT_NATIVE") == "0":
         return {"built": False, "why": "APRFMT_NATIVE=0 is set"}
@@ -123,7 +123,7 @@ def native() -> Kernels:
     }
 
 
-def facts() -> DoctorFacts:
+def collect_facts() -> DoctorFacts:
     """Return everything `doctor` says, as plain data."""
     return {
         "aprfmt": __version__,
@@ -134,16 +134,21 @@ def facts() -> DoctorFacts:
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
         "packages": [
-            {"name": name, "version": installed(name), "for": purpose, "get": get(name, extras)}
+            {
+                "name": name,
+                "version": installed_version(name),
+                "for": purpose,
+                "get": install_hint(name, extras),
+            }
             for name, purpose, extras in PACKAGES
         ],
-        "native": native(),
-        "devices": devices(),
-        "llama_cpp": llama_cpp(),
+        "native": native_kernels(),
+        "devices": gpu_devices(),
+        "llama_cpp": llama_cpp_library(),
     }
 
 
-def llama_cpp() -> LlamaCpp:
+def llama_cpp_library() -> LlamaCpp:
     """Say which of llama.cpp's libraries the engine loads, or why it has none ("" if it does)."""
     from aprfmt.inference.engines.llama_library import Library, library_folder
 
@@ -155,7 +160,7 @@ def llama_cpp() -> LlamaCpp:
         return {"folder": folder, "version": None, "why": str(error)}
 
 
-def devices() -> Devices:
+def gpu_devices() -> Devices:
     """Say what the NVIDIA driver offers, and for each backend why it cannot use it ("" if it can).
 
     torch is asked itself, as only it knows what it was built for; cupy's package and the driver
@@ -170,12 +175,12 @@ def devices() -> Devices:
             for gpu in found.gpus
         ],
         "why": found.why,
-        "torch": torch_on_gpu(found),
+        "torch": torch_gpu_problem(found),
         "cupy": cuda_driver.cupy_problem(found),
     }
 
 
-def torch_on_gpu(found: cuda_driver.Driver) -> str:
+def torch_gpu_problem(found: cuda_driver.Driver) -> str:
     """Say why torch cannot use a GPU here; "" where it can."""
     try:
         import torch
@@ -188,7 +193,7 @@ def torch_on_gpu(found: cuda_driver.Driver) -> str:
 
 def version_line() -> str:
     """Return the line of `--version`: version, extras, kernels."""
-    extras = [f"{name} {found}" for name in EXTRAS if (found := installed(name))]
-    kernels = native()
+    extras = [f"{name} {found}" for name in EXTRAS if (found := installed_version(name))]
+    kernels = native_kernels()
     speed = f"native kernels ({kernels['cpu']})" if kernels["built"] else "numpy kernels"
     return f"aprfmt {__version__} ({', '.join([speed, *extras])})"

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import render, running
+from aprfmt.cli import render, run_options
 
 if TYPE_CHECKING:
-    from aprfmt.cli.trace_asked import TraceAsked, TraceWanted
+    from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
     from aprfmt.inference.device import Choice
     from aprfmt.inference.dry.estimate import DeviceMemory, Estimate
     from aprfmt.inference.parity.request import ParityRequest
@@ -20,7 +20,9 @@ option = click.option(
 )
 
 
-def of_run(text: str, tokens: running.Tokens, where: running.WhereOptions, max_tokens: int) -> int:
+def report_run(
+    text: str, tokens: run_options.TokenOptions, where: run_options.WhereOptions, max_tokens: int
+) -> int:
     """Say what `aprfmt run` takes: the prompt's pass, and a step for every token but the last."""
     from dataclasses import replace
 
@@ -30,22 +32,22 @@ def of_run(text: str, tokens: running.Tokens, where: running.WhereOptions, max_t
 
     request = where.request(text)
     with open_model(request.model, arch=where.arch, allow_missing=where.allow_missing) as model:
-        running.warn_of(model)
-        ids, _ = running.token_ids(model, tokens)
+        run_options.warn_of_model(model)
+        ids, _ = run_options.token_ids(model, tokens)
         steps = min(max_tokens, context_room(model, len(ids))) - 1
         found = estimate_run(model, replace(request, ids=tuple(ids)), steps)
         return _said(model, len(ids), [found])
 
 
-def of_trace(
+def report_trace(
     text: str,
-    tokens: running.Tokens,
-    where: running.WhereOptions,
-    asked: "TraceAsked",
-    wanted: "TraceWanted",
+    tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions,
+    asked: "TraceRequest",
+    wanted: "TraceOutputs",
 ) -> int:
     """Say what `aprfmt trace --payload` takes with these points and layers."""
-    from aprfmt.cli import trace_points, trace_run
+    from aprfmt.cli.trace import point_selection, recording
     from aprfmt.inference.capture import instances
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.trace import parse_positions
@@ -53,18 +55,18 @@ def of_trace(
 
     request = where.request(text)
     with open_model(request.model, arch=where.arch, allow_missing=where.allow_missing) as model:
-        running.warn_of(model)
-        ids, _ = running.token_ids(model, tokens)
+        run_options.warn_of_model(model)
+        ids, _ = run_options.token_ids(model, tokens)
         known = instances(model.spec.block, model.hyper, model.roles)
         aprt = wanted.save_aprt is not None
-        keys = trace_points.wanted_keys(known, asked.points, asked.layers, aprt)
+        keys = point_selection.keys_to_record(known, asked.points, asked.layers, aprt)
         positions = parse_positions(asked.positions)
-        full = trace_run.recording(request, ids, keys, positions, asked.behind)
+        full = recording.recording_request(request, ids, keys, positions, asked.behind)
         found = estimate_trace(model, full)
         return _said(model, len(ids), [found])
 
 
-def of_parity(model: "Model", choices: "Sequence[Choice]", request: "ParityRequest") -> int:
+def report_parity(model: "Model", choices: "Sequence[Choice]", request: "ParityRequest") -> int:
     """Say what each run of a comparison takes, and all of them, which stay open together."""
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.parity.between import ARBITER, plain_rows

@@ -4,13 +4,164 @@ import json
 
 import click
 
-from aprfmt.cli import complete, options, render
-from aprfmt.cli.explain_topics import topics
+from aprfmt import errors
+from aprfmt.cli import options, render, shell_completion
 from aprfmt.errors import UsageError
+
+VERDICT_TEXTS: dict[str, str] = {
+    "SAME_BYTES": "equal bytes, equal encoding and equal logical shape; nothing was decoded.",
+    "SAME_VALUES": "every value equal, stored in another encoding or layout, which is named "
+    "(rows permuted for GGUF's rope pairing, norms widened to F32 or stored with one added, ...).",
+    "WITHIN": "the values differ by no more than rounding to the coarser encoding explains: one "
+    "step of its block (superblock for K-quants); with an importance matrix, the mean square "
+    "error usual for the encoding. Exit code 1 unless --accept within.",
+    "DIFFERENT": "the values differ by more than any rounding explains, or equal bytes carry "
+    "another 16-bit label (cause dtype_mislabel).",
+    "SHAPE_DIFFERS": "the logical shapes differ after both files' layout steps are undone.",
+    "ONLY_IN_A": "only the first file has it.",
+    "ONLY_IN_B": "only the second file has it.",
+    "UNREADABLE": "a tensor could not be read or decoded; the comparison exits with 2.",
+}
+OUTCOME_TEXTS: dict[str, str] = {
+    "PASS": "the check ran and found what it expects.",
+    "FAIL": "the check ran and found something else. Exit code 1.",
+    "NOT-RUN": "the check did not run, and says why: it never counts as a pass. Where every check "
+    "is NOT-RUN, the exit code is 2. NOT_RUN in JSON.",
+}
+ROLE_TEXTS: dict[str, str] = {
+    "token_embd": "the token embedding: one row a token, read at the input; with tied embeddings "
+    "it is also the head.",
+    "position_embd": "learned position embedding, added to the token embedding (gpt2).",
+    "output": "the head: projects the final norm onto the vocabulary. Absent when tied.",
+    "output_norm": "the norm after the last layer.",
+    "attn_norm": "the norm before attention (llama: input_layernorm).",
+    "attn_q": "query projection, [n_heads*head_dim, hidden]. GGUF of llama-like models stores its "
+    "rows permuted inside each head.",
+    "attn_k": "key projection, [n_kv_heads*head_dim, hidden]; permuted in GGUF like attn_q, with "
+    "the KV head count.",
+    "attn_v": "value projection, [n_kv_heads*head_dim, hidden]; never permuted.",
+    "attn_output": "attention output projection (o_proj), [hidden, n_heads*head_dim].",
+    "attn_q_norm": "norm on the query before rope: one weight a head element, or the whole width.",
+    "attn_k_norm": "norm on the key before rope.",
+    "post_attention_norm": "norm on attention's output before it is added (gemma2/3, olmo2); "
+    "gpt-oss keeps its pre-MLP norm under this GGUF name.",
+    "ffn_norm": "the norm before the MLP (llama: post_attention_layernorm).",
+    "ffn_gate": "MLP gate projection, before the activation, [ffn, hidden].",
+    "ffn_up": "MLP up projection, [ffn, hidden].",
+    "ffn_down": "MLP down projection, [hidden, ffn].",
+    "post_ffw_norm": "norm on the MLP's output before it is added (gemma2/3, olmo2).",
+    "attn_sinks": "one learned logit a head that joins the softmax and is dropped (gpt-oss).",
+    "ffn_gate_inp": "expert router, [n_experts, hidden].",
+    "ffn_gate_exps": "gate projections of all experts, [n_experts, ffn, hidden].",
+    "ffn_up_exps": "up projections of all experts, [n_experts, ffn, hidden].",
+    "ffn_down_exps": "down projections of all experts, [n_experts, hidden, ffn].",
+}
+
+
+def _errors() -> dict[str, str]:
+    """Return {kind: paragraph} of the error classes, from their docstrings."""
+    found = {}
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, errors.AprfmtError):
+            kind = value.__name__.removesuffix("Error").lower()
+            parents = [p.__name__ for p in value.__mro__[1:3]]
+            found[kind] = f"{value.__name__} ({', '.join(parents)}): {value.__doc__}"
+    return found
+
+
+def _several(name: str) -> str:
+    """Return the paragraph of an encoding whose weights are several tensors of a file."""
+    from aprfmt.quantizing.mixture import SCHEMES
+
+    types = [kind for kind, row in SCHEMES.items() if row.dialect and row.base == name]
+    written = f"written by `quantize --type` {', '.join(types)}" if types else "never written"
+    return (
+        "several tensors of a safetensors file are one weight, as config.json says "
+        f"(quantization_config): read, decoded and compared, {written}."
+    )
+
+
+def _types() -> dict[str, str]:
+    """Return {name: paragraph} of what `quantize --type` makes, GGUF's file types among them."""
+    from aprfmt.quantizing.mixture import SCHEMES, offered_schemes
+
+    found = {
+        name: "a type of `quantize`: every weight whose rows fit is it."
+        for name in offered_schemes()
+    }
+    for name, scheme in SCHEMES.items():
+        number = "" if scheme.file_type is None else f" general.file_type {scheme.file_type}."
+        found[name] = (
+            f"a type of `quantize`: most weights are {scheme.base}, and each other tensor has the "
+            f"encoding its role asks for.{number}"
+        )
+    return found
+
+
+def _encodings() -> dict[str, str]:
+    from aprfmt.base.encodings import all_encodings
+
+    found = {}
+    for name, row in all_encodings().items():
+        if not row.known:
+            size = f" {row.measure}." if row.measure else ""
+            found[name] = (
+                f"ggml id {row.ggml}.{size} {row.removed}." if row.removed else _several(name)
+            )
+            continue
+        codes = [
+            f"{label} {code}"
+            for label, code in (
+                ("ggml id", row.ggml),
+                ("safetensors", row.safetensors or None),
+                ("APR", row.apr),
+            )
+            if code is not None
+        ]
+        found[name] = (
+            f"{row.block_size} elements in {row.type_size} bytes, {row.bits_per_weight:g} bits a "
+            f"weight; {', '.join(codes) or 'no code of its own in any container'}."
+            + (" Blocks run over the flattened tensor." if row.flat else "")
+            + (f" In front of each row stands {row.row_layout}." * bool(row.row_layout))
+            + (f" A block is {row.layout} (numbers and their bytes, in order)." * bool(row.layout))
+        )
+    return found
+
+
+def all_topics() -> dict[str, dict[str, str]]:
+    """Return every topic by section; the tables are the ones the code runs on."""
+    from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES
+    from aprfmt.base.outcome import EXIT_CODES
+    from aprfmt.base.warnings import WARNINGS
+    from aprfmt.causes import CAUSES, describe
+    from aprfmt.checks.table import file_checks, gates
+    from aprfmt.inference.capture import POINTS
+    from aprfmt.inference.reported import MISTAKES
+
+    return {
+        "error": _errors(),
+        "warning": dict(WARNINGS),
+        "verdict": VERDICT_TEXTS,
+        "outcome": OUTCOME_TEXTS,
+        "check": {
+            row.name: f"a check of `validate`: {row.proves}." for row in file_checks(source=True)
+        },
+        "gate": {row.name: f"a gate of `qa`: {row.proves}." for row in gates()},
+        "cause": {name: describe(name) for name in CAUSES},
+        "loss mistake": {row.name: f"{row.says}. To do: {row.todo}." for row in MISTAKES.values()},
+        "role": ROLE_TEXTS,
+        "encoding": _encodings(),
+        "type": _types(),
+        "hyperparameter": HYPER_NAMES | SPECIAL_NAMES,
+        "capture point": {name: point.sentence for name, point in POINTS.items()},
+        "exit code": {str(code): text for code, text in EXIT_CODES.items()},
+    }
 
 
 def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return complete.begun((key for rows in topics().values() for key in rows), incomplete)
+    return shell_completion.matching_names(
+        (key for rows in all_topics().values() for key in rows), incomplete
+    )
 
 
 @click.command("explain")
@@ -25,7 +176,7 @@ def command(name: str | None, schema: str | None) -> int:
     if schema is not None:
         return print_schema(name, schema)
     if name is None:
-        listed = {section: list(rows) for section, rows in topics().items()}
+        listed = {section: list(rows) for section, rows in all_topics().items()}
 
         def show_all() -> None:
             for section, keys in listed.items():
@@ -33,7 +184,7 @@ def command(name: str | None, schema: str | None) -> int:
                 render.line("  " + ", ".join(keys))
 
         return render.emit({"topics": listed}, 0, show_all)
-    found = matching(name)
+    found = find_topics(name)
 
     def show() -> None:
         for section, key, text in found:
@@ -44,11 +195,11 @@ def command(name: str | None, schema: str | None) -> int:
     return render.emit({"found": rows}, 0, show)
 
 
-def matching(name: str) -> list[tuple[str, str, str]]:
+def find_topics(name: str) -> list[tuple[str, str, str]]:
     """Return (section, name, text) of what a name means; UsageError with near names for none."""
     from aprfmt.model.patterns import near
 
-    every = topics()
+    every = all_topics()
     if name not in every:
         name = _usual_spelling(name)
     if name.endswith("Error"):

@@ -6,8 +6,8 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
-from aprfmt.cli.import_ import stem
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
+from aprfmt.cli.import_ import output_stem
 from aprfmt.errors import UsageError
 
 
@@ -25,7 +25,9 @@ from aprfmt.errors import UsageError
 @options.leaving
 @options.accept()
 @options.writing
-def command(model: Path, to: str | None, output: Path | None, **wishes: Unpack[Wishes]) -> int:
+def command(
+    model: Path, to: str | None, output: Path | None, **wishes: Unpack[ConvertArguments]
+) -> int:
     """Convert MODEL to GGUF, or to safetensors in a folder that transformers loads."""
     from aprfmt.formats import FORMATS
 
@@ -33,6 +35,10 @@ def command(model: Path, to: str | None, output: Path | None, **wishes: Unpack[W
         if to is None:
             raise UsageError("export: give --to gguf or --to safetensors, or -o OUT")
         spec = FORMATS[to]
-        default = f"{stem(model)}-hf" if spec.weights_name else f"{stem(model)}{spec.extensions[0]}"
+        default = (
+            f"{output_stem(model)}-hf"
+            if spec.weights_name
+            else f"{output_stem(model)}{spec.extensions[0]}"
+        )
         output = Path(default)
-    return run(model, output, to, **wishes)
+    return run_conversion(model, output, to, **wishes)

@@ -1,13 +1,44 @@
 """`aprfmt hash`: ordered SHA-256 of every tensor; a manifest to find damage by."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.damage import told
-from aprfmt.cli.hash_show import Hashes, show
+from aprfmt.cli.damage_report import report_damage
 from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.model.ledger import Pronounced
+    from aprfmt.model.manifest import Failure, TensorRow
+
+
+class HashResult(TypedDict):
+    """What `aprfmt hash` says; `written` and `failures` where it wrote or compared."""
+
+    model: str
+    tensors: "list[TensorRow]"
+    damage: NotRequired[list[dict[str, object]]]
+    written: NotRequired[str]
+    failures: NotRequired["list[Failure]"]
+
+
+def show(body: HashResult, found: "Pronounced | None" = None) -> None:
+    """Print the hashes, or the verdict of a check."""
+    if found is not None:
+        for row in body.get("failures", ()):
+            render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
+        render.say(found.says, style={0: "good", 1: "bad", 2: "warn"}[found.exit])
+        return
+    for row in body["tensors"]:
+        render.say(
+            f"{row.get('decoded') or '-':64}  {(row['raw'] or ['-'])[0][:16]:16}  "
+            f"{row['encoding']:8} "
+            f"{row['key']}"
+        )
+    if "written" in body:
+        render.line(f"wrote {render.escape(body['written'])}")
 
 
 @click.command("hash")
@@ -18,7 +49,7 @@ from aprfmt.errors import UsageError
 @click.option(
     "--blocks", is_flag=True, help="With --write: SHA-256 of every MiB too, to repair by."
 )
-@click.option("--check", type=options.Place(), metavar="MANIFEST",
+@click.option("--check", type=options.PathOrAddress(), metavar="MANIFEST",
               help="Compare with a manifest; exit 1 names everything that differs.")  # fmt: skip
 @options.arch
 @options.force
@@ -46,12 +77,12 @@ def command(
             manifest.check_place(opened.path, force=force)
         with render.ProgressLine("hash") as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
-        body: Hashes = {"model": str(opened.path), "tensors": rows}
+        body: HashResult = {"model": str(opened.path), "tensors": rows}
         if write:
             body["written"] = str(manifest.write(opened, rows, force=force, blocks=blocks))
         if expected is not None:
             body["failures"] = manifest.compare(expected, opened, rows, selected=bool(patterns))
-        body["damage"], damaged = told(opened.damage)
+        body["damage"], damaged = report_damage(opened.damage)
         found = None
         if expected is not None:
             found = manifest.pronounced(

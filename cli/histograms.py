@@ -5,7 +5,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.shapes import matrix
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.codecs.base import Array
 from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
@@ -46,7 +46,7 @@ def tensor_histogram(tensor: View, stats: Stats) -> Histogram | None:
     low, high = stats.min, stats.max
     if low is None or high is None:
         return None
-    rows, columns = matrix(tensor.shape)
+    rows, columns = matrix_shape(tensor.shape)
     run = max(1, RUN // max(1, columns))
     runs = -(-rows // run)
     step = max(1, round(rows * columns / COUNTED))

@@ -7,7 +7,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 
 
 @click.command("import")
@@ -18,13 +18,13 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.leaving
 @options.accept()
 @options.writing
-def command(src: Path, output: Path | None, **wishes: Unpack[Wishes]) -> int:
+def command(src: Path, output: Path | None, **wishes: Unpack[ConvertArguments]) -> int:
     """Convert SRC (safetensors, GGUF, a Hugging Face folder) to APR v2 and verify it."""
-    dst = output if output is not None else Path(f"{stem(src)}.apr")
-    return run(src, dst, "apr", **wishes)
+    dst = output if output is not None else Path(f"{output_stem(src)}.apr")
+    return run_conversion(src, dst, "apr", **wishes)
 
 
-def stem(src: Path) -> str:
+def output_stem(src: Path) -> str:
     """Return the name an output gets: a folder's own, else the file's without its extension."""
     if src.is_dir():
         return src.resolve().name

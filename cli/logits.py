@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from aprfmt.cli import checks_show, options, render, running
+from aprfmt.cli import check_output, options, render, run_options
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check, Report
@@ -13,30 +13,34 @@ if TYPE_CHECKING:
     from aprfmt.model.ledger import Pronounced
 
 
-class LogitsFound(TypedDict):
+class LogitsResult(TypedDict):
     """What `aprfmt logits` says; `top` of the last row."""
 
-    run: running.WhereRan
+    run: run_options.RunLocation
     tokens: dict[str, object]
     shape: list[int]
     dtype: str
-    argmax: "running.TopToken | None"
-    top: "list[running.TopToken]"
+    argmax: "run_options.TopToken | None"
+    top: "list[run_options.TopToken]"
     gate: dict[str, object]
     output: str | None
 
 
 @click.command("logits")
-@options.gathered(tokens=running.Tokens, where=running.WhereOptions)
+@options.gather_options(tokens=run_options.TokenOptions, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
-@running.what
+@run_options.what
 @click.option("--out", type=options.NamedPath(), help="Write float32 [tokens, vocab] .npy.")
-@running.where
+@run_options.where
 @options.arch
 @options.force
 @options.common
 def command(
-    model: str, out: Path | None, force: bool, tokens: running.Tokens, where: running.WhereOptions
+    model: str,
+    out: Path | None,
+    force: bool,
+    tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions,
 ) -> int:
     """Compute the logits of every token, and judge the last row.
 
@@ -51,16 +55,16 @@ def command(
     from aprfmt.inference.gates import rows_gate
 
     options.check_new(force, out)
-    with running.session(model, where) as run:
+    with run_options.open_session(model, where) as run:
         opened = run.model
-        ids, text = running.token_ids(opened, tokens)
-        running.warn_of_length(opened, ids)
+        ids, text = run_options.token_ids(opened, tokens)
+        run_options.warn_of_length(opened, ids)
         found = run.session.logits(ids)
-        top = running.top_tokens(found[-1], opened)
+        top = run_options.top_tokens(found[-1], opened)
         report = Report(str(opened.path), tuple(rows_gate(found)))
         verdict = pronounce_report(report, opened)
-        body: LogitsFound = {
-            "run": running.run_facts(run),
+        body: LogitsResult = {
+            "run": run_options.run_facts(run),
             "tokens": {"ids": ids, "text": text},
             "shape": list(found.shape),
             "dtype": "float32",
@@ -78,27 +82,27 @@ def command(
     )  # fmt: skip
 
 
-def show(body: LogitsFound, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:
+def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:
     """Print where it ran, the best tokens of the last row, the gate, and the verdict."""
-    render.line(running.headline(body["run"]), style="head")
+    render.line(run_options.run_headline(body["run"]), style="head")
     if body["output"]:
         shape = render.shape_text(body["shape"])
         render.line(f"{shape} float32 -> {render.escape(body['output'])}")
-    running.show_top(body["top"], "top 5 of the last row (the first is the argmax)")
-    checks_show.show_checks(found)
-    checks_show.show_verdict(verdict)
+    run_options.show_top(body["top"], "top 5 of the last row (the first is the argmax)")
+    check_output.show_checks(found)
+    check_output.show_verdict(verdict)
 
 
-def answer(body: LogitsFound, report: "Report", verdict: "Pronounced") -> "list[Line]":
+def answer(body: LogitsResult, report: "Report", verdict: "Pronounced") -> "list[Line]":
     """Return the verdict, what failed in the gate, and the best tokens of the last row."""
     best = ", ".join(
-        f"{one['id']} {render.quoted(one.get('piece', ''))} {one['logit']:.4f}"
+        f"{one['id']} {render.quote_token(one.get('piece', ''))} {one['logit']:.4f}"
         for one in body["top"]
     )
     lines = [
-        checks_show.verdict_line(verdict),
-        *checks_show.failures(report.checks),
-        (f"  {running.headline(body['run'])}", ""),
+        check_output.verdict_line(verdict),
+        *check_output.failure_lines(report.checks),
+        (f"  {run_options.run_headline(body['run'])}", ""),
         (f"  top of the last row: {best}", ""),
     ]
     if body["output"]:

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from aprfmt.base.protocols import Note
-from aprfmt.base.registry import points
+from aprfmt.base.registry import installed_entry_points
 from aprfmt.base.streams import spell_missing
-from aprfmt.base.text import escape
+from aprfmt.base.text_escape import escape
 from aprfmt.cli.commands import COMMANDS, GROUPS
 from aprfmt.errors import AprfmtError, BackendUnavailableError, FormatError, UsageError
 
@@ -57,15 +57,15 @@ class LazyGroup(click.Group):
         offered = None if cmd_name in COMMANDS else offered_command(cmd_name)
         if cmd_name not in COMMANDS and offered is None:
             return None
-        from aprfmt.formats.cut_short import end_by
-        from aprfmt.formats.ending import install_signal_handlers
-        from aprfmt.formats.notices import listen
+        from aprfmt.formats.cleanup import install_signal_handlers
+        from aprfmt.formats.notices import set_listener
+        from aprfmt.formats.truncation import exit_on_truncation
 
-        listen(_notice)
+        set_listener(_notice)
         install_signal_handlers()  # SIGTERM must leave no half-written file behind
         args = ctx.find_root().obj
         if args is not None:  # not while a shell asks for completions
-            end_by(lambda text: _fail(args, "format", text, FormatError(text)))
+            exit_on_truncation(lambda text: _fail(args, "format", text, FormatError(text)))
         if offered is not None:
             return offered
         row = COMMANDS[cmd_name]
@@ -81,11 +81,11 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            if implied(args):
+            if is_implied_inspect(args):
                 return super().resolve_command(ctx, ["inspect", *args])
             if offered_command(args[0]) is not None:
                 return super().resolve_command(ctx, args)
-            known = [*COMMANDS, *(point.name for point in points("commands"))]
+            known = [*COMMANDS, *(point.name for point in installed_entry_points("commands"))]
             near = get_close_matches(args[0], known, 3)
             names = f"near names: {', '.join(near)}" if near else "aprfmt --help lists them"
             raise click.UsageError(f"no command {args[0]!r}; {names}", ctx)
@@ -106,7 +106,7 @@ def offered_command(name: str) -> click.Command | None:
     where `name` is none of ours. Raises BackendUnavailableError where the package cannot be
     imported, UsageError where what it offers is no command of click.
     """
-    point = next((each for each in points("commands") if each.name == name), None)
+    point = next((each for each in installed_entry_points("commands") if each.name == name), None)
     if point is None:
         return None
     try:
@@ -129,7 +129,7 @@ def _notice(note: Note) -> None:
     warn_note(note)
 
 
-def implied(args: list[str]) -> bool:
+def is_implied_inspect(args: list[str]) -> bool:
     """Say whether no command but a path or a URL comes first: it is inspected.
 
     A word with a dot or a slash is a path though nothing is there: `inspect` says what is near.
@@ -215,7 +215,7 @@ def _place(message: str) -> str:
     return where if found and ";" not in where else ""
 
 
-def asked_format(args: list[str]) -> str:
+def requested_format(args: list[str]) -> str:
     """Return what --json or --format asks for, read where click has failed; human by default."""
     if "--json" in args:
         return "json"
@@ -234,18 +234,18 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
             for line in piece.rstrip("\n").split("\n") if ours else [piece.rstrip("\n")]:
                 click.echo(escape(line), err=True)
     click.echo(f"aprfmt: {escape(message)}", err=True)
-    form = asked_format(args)
+    form = requested_format(args)
     if form in ("sarif", "junit"):
-        from aprfmt.cli.ci_formats import Case
+        from aprfmt.cli.ci_reports import ReportCase
         from aprfmt.cli.render import print_cases
 
         command = next((arg for arg in args if arg in COMMANDS), "aprfmt")
-        print_cases(form, command, [Case("error", _place(message), "error", message)], 2)
+        print_cases(form, command, [ReportCase("error", _place(message), "error", message)], 2)
     if form == "json":
         from aprfmt.cli.render import envelope, print_json
 
         said = next((arg for arg in args if arg in COMMANDS), "aprfmt")
-        command = "inspect" if implied(args) else said
+        command = "inspect" if is_implied_inspect(args) else said
         where = "" if kind == "bug" else _place(message)
         body: dict[str, Any] = {"error": {"kind": kind, "message": message, "where": where}}
         try:

@@ -6,7 +6,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 
 
 @click.command("merge")
@@ -18,7 +18,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.jobs
 @options.accept()
 @options.common
-def command(src: Path, dst: Path, **wishes: Unpack[Wishes]) -> int:
+def command(src: Path, dst: Path, **wishes: Unpack[ConvertArguments]) -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""
     wishes["complete"] = False  # a plain copy of the stored tensors
-    return run(src, dst, None, **wishes)
+    return run_conversion(src, dst, None, **wishes)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from aprfmt.base.text import shorten
-from aprfmt.cli import complete, forms, render
+from aprfmt.base.text_escape import shorten
+from aprfmt.cli import output_format, render, shell_completion
 from aprfmt.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class RealNumber(click.FloatRange):
 WORKERS = WholeNumber(1, 4096)  # threads, or workers: more are a misspelt number
 
 
-def no_name(value: object) -> str:
+def invalid_name_reason(value: object) -> str:
     """Return why a text names no file of any file system; "" for one that may."""
     if value == "":
         return UNSET
@@ -96,7 +96,7 @@ class NamedPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; click's UsageError for an empty one."""
-        wrong = no_name(value)
+        wrong = invalid_name_reason(value)
         if wrong:
             self.fail(wrong, param, ctx)
         return super().convert(value, param, ctx)
@@ -110,7 +110,7 @@ class ModelRunType(click.types.StringParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text; click's UsageError for an empty one."""
-        wrong = no_name(value)
+        wrong = invalid_name_reason(value)
         if wrong:
             self.fail(wrong, param, ctx)
         return str(super().convert(value, param, ctx))
@@ -119,7 +119,7 @@ class ModelRunType(click.types.StringParamType):
 MODEL_RUN = ModelRunType()
 
 
-def gathered(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
+def gather_options(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
     """Hand a command some of its options together, as the dataclasses whose fields they are.
 
     Stands directly below @click.command; `where=Where` makes the argument `where` of all options
@@ -144,7 +144,7 @@ def gathered(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
     return add
 
 
-def group(*added: Callable[[F], F]) -> Callable[[F], F]:
+def option_group(*added: Callable[[F], F]) -> Callable[[F], F]:
     """Return several options as one, in the order in which --help lists them."""
 
     def add(function: F) -> F:
@@ -157,47 +157,68 @@ def group(*added: Callable[[F], F]) -> Callable[[F], F]:
 
 def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        from aprfmt.remote.guard import POLICY
+        from aprfmt.remote.address_policy import POLICY
 
         POLICY.plain_http = True
 
 
 def _common(names: tuple[str, ...], says: str) -> Callable[[F], F]:
     """Return what every command has; `names` are the forms of its answer."""
-    return group(
-        click.option("--json", is_flag=True, expose_value=False, callback=forms.note_json,
-                     help="One JSON object on stdout."),
-        click.option("--format", "form", type=click.Choice(names), expose_value=False,
-                     callback=forms.note_form, help=says),
-        click.option("--quiet", is_flag=True, expose_value=False, callback=render.note_flag,
-                     help="No progress, and no report of what was written; warnings stay."),
+    return option_group(
+        click.option(
+            "--json",
+            is_flag=True,
+            expose_value=False,
+            callback=output_format.set_json_format,
+            help="One JSON object on stdout.",
+        ),
+        click.option(
+            "--format",
+            "form",
+            type=click.Choice(names),
+            expose_value=False,
+            callback=output_format.set_format,
+            help=says,
+        ),
+        click.option(
+            "--quiet",
+            is_flag=True,
+            expose_value=False,
+            callback=render.note_flag,
+            help="No progress, and no report of what was written; warnings stay.",
+        ),
         click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
-        click.option("--allow-http", is_flag=True, expose_value=False, is_eager=True,
-                     callback=_plain_http,
-                     help="Read from http:// addresses of other machines too."),
+        click.option(
+            "--allow-http",
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_plain_http,
+            help="Read from http:// addresses of other machines too.",
+        ),
         render.announced,
-    )  # fmt: skip
+    )
 
 
 _FORM = "What stdout gets; agent is at most 12 lines, and what a coding agent gets unasked"
-# What every command has; `forms.form` and `render.wanted` say what was given.
-common = _common(forms.FORMS, f"{_FORM}.")
-common_ci = _common(forms.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
+# What every command has; `output_format.answer_format` and `render.is_flag_set` say what was given.
+common = _common(output_format.FORMS, f"{_FORM}.")
+common_ci = _common(output_format.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
 
 
-class Place(NamedPath):
+class PathOrAddress(NamedPath):
     """A path, or an address: a RemotePath."""
 
     def coerce_path_result(self, value: object) -> Path:
         """Return what a text names."""
-        from aprfmt.remote.paths import place
+        from aprfmt.remote.paths import parse_location
 
-        return place(value)
+        return parse_location(value)
 
 
 def model(name: str = "model") -> Callable[[F], F]:
     """Add a MODEL argument: a file, a folder, org/name in the local hub cache, or an address."""
-    return click.argument(name, type=Place())
+    return click.argument(name, type=PathOrAddress())
 
 
 arch = click.option("--arch", help="Architecture by name, overriding what the file says.")
@@ -205,27 +226,28 @@ force = click.option("--force", is_flag=True, help="Overwrite an existing output
 to = click.option("--to", help="Target format, where DST's extension does not say it.")
 
 
-def negated(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+def negate_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     """Return False where a --no-... flag was given: its field says what is to be done."""
     return not value
 
 
-no_verify = click.option("--no-verify", "verify", is_flag=True, callback=negated,
+no_verify = click.option("--no-verify", "verify", is_flag=True, callback=negate_flag,
                          help="Do not re-open and compare the output.")  # fmt: skip
 resume = click.option(
     "--resume",
     is_flag=True,
     help="Continue a run that was stopped; keep what is written if this one is.",
 )
-no_hash = click.option("--no-source-hash", "source_hash", is_flag=True, callback=negated,
+no_hash = click.option("--no-source-hash", "source_hash", is_flag=True, callback=negate_flag,
                        help="Do not record the source's SHA-256 in the output.")  # fmt: skip
 patterns = click.argument(
-    "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=complete.tensors
+    "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=shell_completion.complete_tensors
 )
-no_carry = click.option("--no-carry", "carry", is_flag=True, callback=negated,
+no_carry = click.option("--no-carry", "carry", is_flag=True, callback=negate_flag,
                         help="Leave the verbatim tokenizer.json out.")  # fmt: skip
 tensor = click.option(
-    "--tensor", "patterns", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
+    "--tensor", "patterns", multiple=True, metavar="PATTERN",
+    shell_complete=shell_completion.complete_tensors,
     help="Only these tensors: whole dot-components, a glob, or re:...; any spelling.",
 )  # fmt: skip
 encoding = click.option(
@@ -240,12 +262,12 @@ allow_inexact = click.option(
     help="Accept packed weights whose values change when repacked; how many is counted.",
 )
 drop = click.option(
-    "--drop", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
+    "--drop", multiple=True, metavar="PATTERN", shell_complete=shell_completion.complete_tensors,
     help="Leave these tensors out of the output.",
 )  # fmt: skip
 
 
-def renames(
+def parse_renames(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> "tuple[Rename, ...]":
     """Return the rules in OLD=NEW texts."""
@@ -257,7 +279,7 @@ def renames(
 
 
 rename = click.option(
-    "--rename", multiple=True, callback=renames, metavar="OLD=NEW",
+    "--rename", multiple=True, callback=parse_renames, metavar="OLD=NEW",
     help="Rename tensors: '_orig_mod.=' (a prefix), 'attention=self_attn' (components), "
     "'layers.{N}.=layers.{N-1}.' (numbers).",
 )  # fmt: skip
@@ -268,12 +290,12 @@ allow_missing = click.option(
 )  # fmt: skip
 
 
-def text_of(value: str, name: str) -> str:
+def read_text_option(value: str, name: str) -> str:
     """Return the text of an option or argument; `-` is stdin, without its last newline."""
-    return value if value != "-" else stdin(name).removesuffix("\n")
+    return value if value != "-" else read_stdin(name).removesuffix("\n")
 
 
-def stdin(name: str) -> str:
+def read_stdin(name: str) -> str:
     """Return all of stdin as text; UsageError where it is no UTF-8."""
     import sys
 
@@ -295,7 +317,7 @@ def check_new(force: bool, *paths: Path | None) -> None:
 SMALLEST = 1000  # bytes of a size that is meant: fewer are a number whose unit is missing
 
 
-def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+def parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Parse `500M`, `2G`, `5GB` or plain bytes (powers of 1000, as shard sizes are given)."""
     if value is None:
         return None
@@ -318,7 +340,7 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
     return result
 
 
-def assignments(
+def parse_assignments(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
     """Split PATTERN=ENCODING pairs at the last equals sign."""
@@ -331,7 +353,7 @@ def assignments(
     return tuple(pairs)
 
 
-def first_equals(
+def parse_key_values(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
     """Split KEY=VALUE pairs at the first equals sign; a value may hold more, or nothing."""
@@ -373,10 +395,13 @@ def verbose(help: str) -> Callable[[F], F]:
 
 
 max_shard_size = click.option(
-    "--max-shard-size", callback=size, metavar="SIZE", help="Split into shards of this size (2G)."
+    "--max-shard-size",
+    callback=parse_size,
+    metavar="SIZE",
+    help="Split into shards of this size (2G).",
 )
 tensor_encodings = click.option(
-    "--tensor", "tensor_encodings", multiple=True, callback=assignments,
+    "--tensor", "tensor_encodings", multiple=True, callback=parse_assignments,
     metavar="PATTERN=E", help="Store these tensors as E.",
 )  # fmt: skip
 
@@ -386,7 +411,7 @@ def html(help: str) -> Callable[[F], F]:
     return click.option("--html", type=FILE, metavar="FILE", help=help)
 
 
-quantization = group(
+quantization = option_group(
     click.option("--pure", is_flag=True, help="One type for all weights, no mixture."),
     click.option("--imatrix", type=NamedPath(), metavar="FILE",
                  help="llama.cpp's importance matrix, GGUF or legacy."),
@@ -396,7 +421,7 @@ quantization = group(
                  help="Quantize again what is quantized already (adds its own error)."),
 )  # fmt: skip
 # What every conversion has behind its own options, down to --json.
-writing = group(arch, force, resume, no_verify, no_carry, no_hash, common)
+writing = option_group(arch, force, resume, no_verify, no_carry, no_hash, common)
 jobs = click.option(
     "--jobs",
     type=WORKERS,
@@ -404,4 +429,4 @@ jobs = click.option(
     show_default=True,
     help="Workers that make and write pieces of tensors; the bytes are the same.",
 )
-leaving = group(allow_overflow, allow_inexact, drop, allow_missing, max_shard_size, jobs)
+leaving = option_group(allow_overflow, allow_inexact, drop, allow_missing, max_shard_size, jobs)

@@ -5,12 +5,12 @@ from typing import TypedDict, Unpack
 
 import click
 
-from aprfmt.cli import checks_html, checks_show, options, render, running
-from aprfmt.cli.ci_formats import cases_of_gates, with_verdict
-from aprfmt.cli.html import add_page
+from aprfmt.cli import check_output, check_page, options, render, run_options
+from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_gates
+from aprfmt.cli.html_page import add_page
 
 
-class QaAsked(TypedDict):
+class QaArguments(TypedDict):
     """What is handed on to `aprfmt.checks.gates.running.run` as it was given."""
 
     against: Path | None
@@ -24,9 +24,9 @@ class QaAsked(TypedDict):
 
 
 @click.command("qa")
-@options.gathered(where=running.WhereOptions)
+@options.gather_options(where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
-@click.option("--against", metavar="OTHER", type=options.Place(),
+@click.option("--against", metavar="OTHER", type=options.PathOrAddress(),
               help="Another copy of the model: hold this one against it.")  # fmt: skip
 @click.option("--also", multiple=True, metavar="RUN",
               help="Compare with this run too: torch, cuda, cuda:1, numpy::float64.")  # fmt: skip
@@ -46,13 +46,13 @@ class QaAsked(TypedDict):
               help="Write what was found as a baseline.")  # fmt: skip
 @options.accept()
 @options.html("Write a page: the verdict, every gate with its checks and numbers.")
-@running.where
+@run_options.where
 @options.arch
 @options.force
 @options.common_ci
 def command(
     model: str, also: tuple[str, ...], fail_on: str, save_baseline: Path | None,
-    html: Path | None, force: bool, where: running.WhereOptions, **asked: Unpack[QaAsked],
+    html: Path | None, force: bool, where: run_options.WhereOptions, **asked: Unpack[QaArguments],
 ) -> int:  # fmt: skip
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 
@@ -82,11 +82,11 @@ def command(
     body = {**report.to_json(), "saved_baseline": saved}
     code = report.exit_code
     sentence = report.pronounced.says.partition(": ")[2]
-    add_page(body, html, force, lambda: checks_html.of_gates(body, code, sentence))
+    add_page(body, html, force, lambda: check_page.gates_page(body, code, sentence))
     return render.emit(
-        body, code, lambda: checks_show.show_gates(report, saved),
-        answer=lambda: checks_show.gates_answer(
+        body, code, lambda: check_output.show_gates(report, saved),
+        answer=lambda: check_output.gates_answer(
             report, saved, None if asked["against"] is None else str(asked["against"])
         ),
-        cases=lambda: with_verdict(cases_of_gates(body), code, report.subject),
+        cases=lambda: agree_with_verdict(cases_of_gates(body), code, report.subject),
     )  # fmt: skip

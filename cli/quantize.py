@@ -1,14 +1,46 @@
 """`aprfmt quantize`: any format to any, with llama.cpp's mixtures or other libraries' types."""
 
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Unpack
 
 import click
 
-from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
-from aprfmt.errors import UsageError
+from aprfmt.cli import options, render
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
+from aprfmt.cli.eval.windows import read_text, whole_text_sample
+from aprfmt.cli.run_options import check_ids
+from aprfmt.errors import OutputError, UsageError
+
+
+@contextmanager
+def write_importance_matrix(
+    src: Path, text: Path, kept: Path | None, chunks: int | None, arch: str | None, *, force: bool
+) -> Iterator[Path]:
+    """Run the text through SRC, write the matrix to `kept` or a temporary file, yield its path.
+
+    Raises UsageError for a text without tokens, ArchError for a model that does not run,
+    OutputError where `kept` exists and `force` is not given.
+    """
+    from aprfmt.inference.importance import collect
+    from aprfmt.model import open_model
+
+    if kept is not None and kept.exists() and not force:
+        raise OutputError(f"{kept}: exists; leave --calibrate out to use it, or give --force")
+    temporary = tempfile.TemporaryDirectory(prefix="aprfmt-")
+    with temporary as folder, open_model(src, arch=arch) as model:
+        ids = check_ids(model, model.tokenizer.encode(read_text(text, "--calibrate")))
+        name = "stdin" if text == Path("-") else text.name
+        sample = whole_text_sample(model, name, ids)
+        with render.ProgressLine("calibrating") as progress:
+            found = collect(
+                model, ids, name, prefix=sample.prefix, chunks=chunks, progress=progress
+            )
+        path = kept or Path(folder) / f"{Path(name).stem}.imatrix.gguf"
+        found.write(path, force=force)
+        yield path
 
 
 class TypesInHelp(click.Command):
@@ -16,10 +48,10 @@ class TypesInHelp(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the types, of other packages too, then the example."""
-        from aprfmt.quantizing.mixture import SCHEMES, offered
+        from aprfmt.quantizing.mixture import SCHEMES, offered_schemes
 
         with formatter.section("Types"):
-            formatter.write_text(", ".join((*SCHEMES, *offered())))
+            formatter.write_text(", ".join((*SCHEMES, *offered_schemes())))
         super().format_epilog(ctx, formatter)
 
 
@@ -44,7 +76,7 @@ class TypesInHelp(click.Command):
 def command(
     src: Path, dst: Path, named: str | None, to: str | None, calibrate: Path | None,
     chunks: int | None,
-    **wishes: Unpack[Wishes],
+    **wishes: Unpack[ConvertArguments],
 ) -> int:  # fmt: skip
     """Quantize SRC to DST; GPTQ, AWQ and the like round to nearest, uncalibrated.
 
@@ -58,15 +90,13 @@ def command(
     wishes["quantize"] = one_type(dst, named, wishes["quantize"])
     with ExitStack() as stack:
         if calibrate is not None:
-            from aprfmt.cli.calibrate import calibrated
-
-            made = calibrated(
+            made = write_importance_matrix(
                 src, calibrate, wishes["imatrix"], chunks, wishes["arch"], force=wishes["force"]
             )
             wishes["imatrix"] = stack.enter_context(made)
         elif chunks is not None:
             raise UsageError("--chunks counts pieces of a text; give --calibrate TEXT with it")
-        return run(src, dst, to, **wishes)
+        return run_conversion(src, dst, to, **wishes)
 
 
 def one_type(dst: Path, named: str | None, option: str | None) -> str:

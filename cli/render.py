@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from aprfmt.base.protocols import Note
-from aprfmt.base.text import escape as escape
-from aprfmt.base.text import guard
-from aprfmt.cli import forms
+from aprfmt.base.text_escape import escape as escape
+from aprfmt.base.text_escape import guard_text
+from aprfmt.cli import output_format
 
 if TYPE_CHECKING:
-    from aprfmt.cli.ci_formats import Case
+    from aprfmt.cli.ci_reports import ReportCase
     from aprfmt.compare.short_answer import Line
 
 WIDEST = 60  # characters of a field's value in a line for people
@@ -39,11 +39,11 @@ def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[s
         "ok": exit_code == 0,
         "exit": exit_code,
         **body,
-        **traffic(),
+        **traffic_record(),
     }
 
 
-def traffic() -> dict[str, object]:
+def traffic_record() -> dict[str, object]:
     """Return what went over the network, under its key; {} where nothing did."""
     loaded = sys.modules.get("aprfmt.remote.traffic")  # nothing is imported for a local file
     if loaded is None or not (loaded.TRAFFIC.requests or loaded.TRAFFIC.cached):
@@ -53,30 +53,30 @@ def traffic() -> dict[str, object]:
 
 def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON object; NaN and infinities become strings, surrogates their escapes."""
-    sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
+    sys.stdout.write(json.dumps(to_plain_json(value), ensure_ascii=True) + "\n")
 
 
-def plain(value: object) -> object:
+def to_plain_json(value: object) -> object:
     """Return plain JSON data; NaN and infinities as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain_json(item) for key, item in value.items()}
     if isinstance(value, str) or value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, Iterable):
-        return [plain(item) for item in value]
+        return [to_plain_json(item) for item in value]
     return str(value)
 
 
-def wanted(flag: str) -> bool:
+def is_flag_set(flag: str) -> bool:
     """Return whether the running command was given this flag of `options.common`: quiet."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(f"{__name__}.{flag}"))
 
 
 def note_flag(context: click.Context, option: click.Parameter, value: bool) -> None:
-    """Keep a flag of `options.common` for `wanted`; click calls it."""
+    """Keep a flag of `options.common` for `is_flag_set`; click calls it."""
     context.meta[f"{__name__}.{option.name}"] = value
 
 
@@ -85,7 +85,7 @@ def emit(
     exit_code: int = 0,
     show: Callable[[], None] | None = None,
     written: bool = False,
-    cases: "Callable[[], Sequence[Case]] | None" = None,
+    cases: "Callable[[], Sequence[ReportCase]] | None" = None,
     answer: "Callable[[], Sequence[Line]] | None" = None,
 ) -> int:
     """Print a command's result in the form that was asked for: JSON, or by `show` for people.
@@ -96,55 +96,55 @@ def emit(
     return. Raises RemoteError where a file changed while it was read.
     """
     STATUS.end()
-    if (fetched := sys.modules.get("aprfmt.remote.file")) is not None:
+    if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:
         fetched.refuse_changed()
-    form = forms.form()
+    form = output_format.answer_format()
     if cases is not None and form in ("sarif", "junit"):
         context = click.get_current_context()
         print_cases(form, context.info_name or "", cases(), exit_code)
     elif form == "json":
         command = click.get_current_context().info_name or ""
         print_json(envelope(command, exit_code, body))
-    elif written and wanted("quiet"):
+    elif written and is_flag_set("quiet"):
         pass
     elif form == "agent" and answer is not None:
-        for text, style in shortened(answer()):
+        for text, style in shorten_answer(answer()):
             say(text, style=style)
     elif show is not None:
         show()
-    if not wanted("quiet"):
-        for text in from_elsewhere():
+    if not is_flag_set("quiet"):
+        for text in remote_notices():
             click.echo(escape(text), err=True)
     return exit_code
 
 
-def shortened(lines: "Sequence[Line]") -> "Sequence[Line]":
+def shorten_answer(lines: "Sequence[Line]") -> "Sequence[Line]":
     """Return an answer of at most 12 lines: the first ones, how many are left, the last command."""
-    if len(lines) <= forms.LINES:
+    if len(lines) <= output_format.LINES:
         return lines
     end = [row for row in lines[-2:] if row[0].startswith("next: ")]
-    most = forms.LINES - 1 - len(end)
+    most = output_format.LINES - 1 - len(end)
     left = len(lines) - most - len(end)
     return [*lines[:most], (f"... {left} more lines (--format human, --json)", "dim"), *end]
 
 
-def print_cases(form: str, command: str, cases: "Sequence[Case]", exit_code: int) -> None:
+def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_code: int) -> None:
     """Print what --format asks for: SARIF as one JSON object, or JUnit's XML."""
-    from aprfmt.cli.ci_formats import junit, sarif
+    from aprfmt.cli.ci_reports import junit_xml, sarif_log
 
     if form == "sarif":
-        print_json(sarif(command, cases, exit_code))
+        print_json(sarif_log(command, cases, exit_code))
     else:
-        click.echo(junit(command, cases))
+        click.echo(junit_xml(command, cases))
 
 
-def from_elsewhere() -> Iterable[str]:
+def remote_notices() -> Iterable[str]:
     """Yield what a user is told of files that do not lie where the command said."""
     loaded = sys.modules.get("aprfmt.remote.traffic")
     yield from loaded.TRAFFIC.told if loaded is not None else ()
-    if (fetched := sys.modules.get("aprfmt.remote.file")) is not None:
-        yield from fetched.unproven()
-    if loaded is not None and traffic():
+    if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:
+        yield from fetched.unproven_sites()
+    if loaded is not None and traffic_record():
         remote = loaded.TRAFFIC.facts()
         kept = remote["cached_bytes"]
         cached = f", {size_text(kept)} from the cache" if kept else ""
@@ -154,7 +154,7 @@ def from_elsewhere() -> Iterable[str]:
 
 def line(text: str = "", *, style: str = "") -> None:
     """Print our own words around escaped pieces, guarded once more; styled on a terminal only."""
-    text = guard(text)
+    text = guard_text(text)
     STATUS.clear()
     click.echo(click.style(text, **STYLES[style]) if style and colours() else text)
 
@@ -176,12 +176,16 @@ STYLES: dict[str, dict[str, Any]] = {
 def colours() -> bool:
     """Return whether stdout wants colours: a terminal, NO_COLOR not set, no form for agents."""
     terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return terminal and forms.form() != "agent"
+    return terminal and output_format.answer_format() != "agent"
 
 
 def progress_wanted() -> bool:
     """Return whether stderr is to show how far the work is: a terminal, and nobody said no."""
-    return sys.stderr.isatty() and not wanted("quiet") and forms.form() != "agent"
+    return (
+        sys.stderr.isatty()
+        and not is_flag_set("quiet")
+        and output_format.answer_format() != "agent"
+    )
 
 
 def warn(text: str, key: str) -> None:
@@ -229,19 +233,19 @@ def table(
         line(text(row), style=styles.get(number, ""))
 
 
-def first(rows: Sequence[T], most: int, indent: str = "", what: str = "more") -> Iterator[T]:
+def first_rows(rows: Sequence[T], most: int, indent: str = "", what: str = "more") -> Iterator[T]:
     """Yield the first rows of a list; below them a line says how many are left to --json.
 
     All of them in the form for agents: it shows a list only where the list was asked for.
     """
-    if forms.form() == "agent":
+    if output_format.answer_format() == "agent":
         most = len(rows)
     yield from rows[:most]
     if len(rows) > most:
         line(f"{indent}... {len(rows) - most} {what} (--json)", style="dim")
 
 
-def pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
+def print_pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
     """Print `name  value` lines, names padded to one width."""
     listed = [(name, escape(str(value))) for name, value in rows]
     width = max((len(name) for name, _ in listed), default=0)
@@ -262,17 +266,17 @@ def size_text(count: int) -> str:
 
 def field_text(name: str, value: object) -> str:
     """Return a field's value, short for people, with the name that its number stands for."""
-    from aprfmt.base.named import meaning
+    from aprfmt.base.metadata_values import number_name
 
     if value is None:
         return "-"
-    text, called = str(value), meaning(name, value)
-    if len(text) > WIDEST and forms.form() != "agent":
+    text, called = str(value), number_name(name, value)
+    if len(text) > WIDEST and output_format.answer_format() != "agent":
         text = text[: WIDEST - 3] + "..."
     return text + (f" = {called}" if called else "")
 
 
-def quoted(piece: str) -> str:
+def quote_token(piece: str) -> str:
     """Return a token's text in quotes, so that its spaces are seen; escaped."""
     return escape(f'"{piece}"')
 

@@ -1,11 +1,107 @@
 """`aprfmt repair`: a cut or damaged file, completed from a good copy."""
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import options, repair_run
+from aprfmt.cli import options, render
 from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.recovery import Repair
+
+
+RANGES = 20  # ranges shown
+PROOFS = {
+    "compared": "every byte compared",
+    "sha256": "SHA-256 of the file is right",
+    "blocks": "every block has its digest",
+    "tensors": "every tensor has its digest",
+}
+
+
+def remake_index(folder: Path, output: Path | None, force: bool) -> int:
+    """Make the index of a folder anew, and print what it lists."""
+    from aprfmt.recovery.index_repair import write_index
+
+    found = write_index(folder, output, force=force)
+    body = {
+        "broken": str(folder), "output": str(found.path), "size": found.size,
+        "index": {"tensors": found.tensors, "shards": list(found.shards)},
+    }  # fmt: skip
+
+    def show() -> None:
+        render.line(f"wrote {found.path}: {found.tensors} tensors in {len(found.shards)} shards")
+
+    return render.emit(body, 0, show, written=True)
+
+
+def complete_file(
+    broken: Path, copy: Path, output: Path, manifest: Path | None, compare: bool, force: bool
+) -> int:
+    """Repair from a copy, and print what was taken."""
+    from aprfmt.recovery import repair
+
+    if copy.is_dir():
+        copy = copy / broken.name
+    found = repair(broken, copy, output, manifest=manifest, compare=compare, force=force)
+    if found.unproven:
+        count = sum(stop - start for start, stop in found.unproven)
+        render.warn(
+            f"{output}: {render.size_text(count)} were taken from {broken.name} as they are, and "
+            "nothing proves them; give --manifest, or --compare to fetch and compare all bytes",
+            "unproven",
+        )
+    body = {
+        "broken": str(broken), "output": str(output), "source": str(copy),
+        "size": found.size, "taken_bytes": found.taken,
+        "ranges": [{"start": r.start, "stop": r.stop, "why": r.why} for r in found.ranges],
+        "unproven": [{"start": start, "stop": stop} for start, stop in found.unproven],
+        "proof": found.proof,
+    }  # fmt: skip
+    return render.emit(body, 0, partial(show, found, output), written=True)
+
+
+def show(found: "Repair", output: Path) -> None:
+    """Print what was taken, and what proves the result right."""
+    for one in render.first_rows(found.ranges, RANGES):
+        size = render.size_text(one.stop - one.start)
+        render.say(f"{one.start}..{one.stop}  {size}  {one.why}")
+    proof = PROOFS.get(found.proof, "nothing proves the rest")
+    size, new = render.size_text(found.size), render.size_text(found.taken)
+    render.say(
+        f"wrote {output}: {size}, {new} of them new; {proof}",
+        style="good" if found.proof and not found.unproven else "warn",
+    )
+
+
+def salvage_file(broken: Path, output: Path, force: bool) -> int:
+    """Write the tensors that are sound, and print those that are not."""
+    from aprfmt.recovery.salvage import salvage
+
+    found = salvage(broken, output, force=force)
+    if found.missing:
+        render.warn(
+            f"{output}: {len(found.missing)} of {len(found.missing) + len(found.kept)} tensors are "
+            "missing, which the key aprfmt.repair.missing lists",
+            "salvaged",
+        )
+    body = {
+        "broken": str(broken),
+        "output": str(output),
+        "kept": len(found.kept),
+        "missing": found.missing,
+    }
+
+    def show_missing() -> None:
+        for name, why in found.missing.items():
+            render.say(f"missing {name}: {why}")
+        whole = "" if found.missing else ", every one that it held"
+        render.say(f"wrote {output}: {len(found.kept)} tensors{whole}")
+
+    return render.emit(body, 0, show_missing, written=True)
 
 
 @click.command("repair", options_metavar="[OPTIONS] -o OUTPUT")
@@ -13,7 +109,7 @@ from aprfmt.errors import UsageError
 @click.option(
     "--from",
     "copy",
-    type=options.Place(),
+    type=options.PathOrAddress(),
     metavar="SOURCE",
     help="A good copy: a file, or an address of which only the ranges needed are fetched.",
 )
@@ -25,7 +121,7 @@ from aprfmt.errors import UsageError
 )
 @click.option(
     "--manifest",
-    type=options.Place(),
+    type=options.PathOrAddress(),
     metavar="FILE",
     help="What `aprfmt hash --write` wrote of the good file; default: beside one of the two.",
 )
@@ -51,7 +147,7 @@ def command(
     if index:
         if copy is not None or partial or manifest is not None or compare:
             raise UsageError("--index reads the shards alone; leave --from and the others out")
-        return repair_run.indexed(broken, output, force)
+        return remake_index(broken, output, force)
     if output is None:
         raise UsageError("name the file to write with -o OUTPUT")
     if (copy is None) == (not partial):
@@ -61,5 +157,5 @@ def command(
     if broken.is_dir():
         raise UsageError(f"{broken}: is a folder; give the file of it that is cut or damaged")
     if copy is None:
-        return repair_run.salvaged(broken, output, force)
-    return repair_run.completed(broken, copy, output, manifest, compare, force)
+        return salvage_file(broken, output, force)
+    return complete_file(broken, copy, output, manifest, compare, force)

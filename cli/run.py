@@ -1,18 +1,117 @@
 """`aprfmt run`: generate text from a prompt."""
 
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import click
 
 from aprfmt.cli import dry_run as dry
-from aprfmt.cli import forms, options, render, running
+from aprfmt.cli import options, output_format, render, run_options
+
+if TYPE_CHECKING:
+    from aprfmt.inference.generating import MadeBeside, Speed
+    from aprfmt.tokenizer import Tokenizer
+
+
+CONTEXT = 4  # prompt tokens decoded with the output, so that its first word keeps its space
+
+
+class TextWriter:
+    """Turns the tokens so far into text, and prints what is new of it as it comes."""
+
+    def __init__(
+        self, tokenizer: "MadeBeside[Tokenizer | None]", prompt: Sequence[int], *, live: bool
+    ) -> None:
+        self._later = tokenizer
+        self._context = list(prompt[-CONTEXT:])
+        self._live = live
+        self._shown = 0
+
+    @property
+    def _tokenizer(self) -> "Tokenizer | None":
+        return self._later.result
+
+    @cached_property
+    def _before(self) -> str:
+        assert self._tokenizer is not None
+        return str(self._tokenizer.decode(self._context, skip_special=True))
+
+    def text(self, ids: Sequence[int]) -> str | None:
+        """Return the text of generated ids as it reads behind the prompt; None without tokenizer.
+
+        Special tokens are left out.
+        """
+        if self._tokenizer is None:
+            return None
+        whole = self._tokenizer.decode([*self._context, *ids], skip_special=True)
+        if whole.startswith(self._before):
+            return str(whole[len(self._before) :])
+        return str(self._tokenizer.decode(ids, skip_special=True))
+
+    def show(self, ids: Sequence[int]) -> None:
+        """Print what is new, but for a character that may still be unfinished."""
+        if self._live:
+            found = self.text(ids)
+            if found is None:
+                self._print(f"{ids[-1]} ")
+            elif not found.endswith(("\ufffd", "\\")):
+                self._rest(found)
+
+    def finish(self, ids: Sequence[int]) -> None:
+        """Print what is missing, and end the line."""
+        found = self.text(ids)
+        if found is not None:
+            self._rest(found)
+        elif not self._live:
+            self._print(" ".join(map(str, ids)))
+        self._print("\n")
+
+    def _rest(self, text: str) -> None:
+        shown = "\n".join(render.escape(line) for line in text.split("\n"))
+        self._print(shown[self._shown :])
+        self._shown = len(shown)
+
+    def _print(self, text: str) -> None:
+        render.STATUS.end()  # what is written stays in its line
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def report_speed(
+    run: run_options.RunLocation, made: int, end: str, took: "Speed", tokenizer: float
+) -> None:
+    """Say on stderr how it ended and how fast it was; the tokenizer came after so many seconds."""
+    why = {"max_tokens": "--max-tokens reached", "context": "the context is full"}.get(end, end)
+    parts = [f"{made} token{'' if made == 1 else 's'}, {why}"]
+    if took["decode_tokens_per_second"]:
+        parts.append(f"{took['decode_tokens_per_second']:.1f} tokens/s")
+    steps = took["steps"]
+    median, first = steps["median_seconds"], steps["first_seconds"]
+    if steps["range_seconds"] and median is not None and first is not None:
+        low, high = (f"{1000 * seconds:.3g}" for seconds in steps["range_seconds"])
+        parts.append(
+            f"a step {1000 * median:.3g} ms ({low} to {high}), the first {1000 * first:.3g}"
+        )
+    if took["prefill_tokens_per_second"]:
+        parts.append(
+            f"prompt of {took['prefill_tokens']} at "
+            f"{took['prefill_tokens_per_second']:.1f} tokens/s"
+        )
+    parts.append(
+        f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in {tokenizer:.2f} s"
+    )
+    parts.append(run_options.run_headline(run))
+    click.echo("; ".join(parts), err=True)
 
 
 @click.command("run")
-@options.gathered(tokens=running.Tokens, where=running.WhereOptions)
+@options.gather_options(tokens=run_options.TokenOptions, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
-@running.what
+@run_options.what
 @click.option("--max-tokens", type=options.WholeNumber(1), default=128, show_default=True,
               help="Generate at most this many tokens.")  # fmt: skip
 @click.option("--temperature", type=options.RealNumber(0, 1e6), default=0.0, show_default=True,
@@ -27,12 +126,12 @@ from aprfmt.cli import forms, options, render, running
 )
 @click.option("--ignore-stop", is_flag=True, help="Go on after the model's stop tokens.")
 @dry.option
-@running.where
+@run_options.where
 @options.arch
 @options.common
 def command(
     model: str, max_tokens: int, ignore_stop: bool, dry_run: bool,
-    tokens: running.Tokens, where: running.WhereOptions,
+    tokens: run_options.TokenOptions, where: run_options.WhereOptions,
     temperature: float, top_k: int, top_p: float, seed: int,
 ) -> int:  # fmt: skip
     """Generate text, greedily unless --temperature says otherwise.
@@ -40,8 +139,7 @@ def command(
     Generation ends at a stop token of the model, at --max-tokens, or at the end of the context.
     """
     if dry_run:
-        return dry.of_run(model, tokens, where, max_tokens)
-    from aprfmt.cli.run_show import TextWriter, report
+        return dry.report_run(model, tokens, where, max_tokens)
     from aprfmt.inference.generating import MadeBeside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
     from aprfmt.tokenizer import tokenizer_of
@@ -50,13 +148,13 @@ def command(
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     began = time.perf_counter()
-    with running.session(model, where) as run:
+    with run_options.open_session(model, where) as run:
         opened = run.model
-        ids, text = running.token_ids(opened, tokens)
+        ids, text = run_options.token_ids(opened, tokens)
         limit = min(max_tokens, context_room(opened, len(ids)))
         with MadeBeside(lambda: tokenizer_of(opened)) as tokenizer:
-            stop = Stops(tokenizer, running.stated_ends(opened), ignore=ignore_stop)
-            writer = TextWriter(tokenizer, ids, live=forms.form() != "json")
+            stop = Stops(tokenizer, run_options.stop_token_ids(opened), ignore=ignore_stop)
+            writer = TextWriter(tokenizer, ids, live=output_format.answer_format() != "json")
             load = time.perf_counter() - began
             found, times = generate(run.session, ids, Sampler(sampling), limit, stop, writer.show)
         if tokenizer.result is None:
@@ -71,7 +169,7 @@ def command(
         stopped = bool(found) and found[-1] in stop
         made = found[:-1] if stopped else found
         full = "max_tokens" if len(made) == max_tokens else "context"
-        ran, took = running.run_facts(run), speed(len(ids), load, times)
+        ran, took = run_options.run_facts(run), speed(len(ids), load, times)
         body = {
             "run": ran,
             "prompt": {"ids": ids, "text": text},
@@ -85,8 +183,8 @@ def command(
 
     def show() -> None:
         writer.finish(made)
-        if not render.wanted("quiet"):
+        if not render.is_flag_set("quiet"):
             end = f"stop token {found[-1]}" if stopped else full
-            report(ran, len(made), end, took, tokenizer.seconds)
+            report_speed(ran, len(made), end, took, tokenizer.seconds)
 
     return render.emit(body, 0, show)

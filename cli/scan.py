@@ -1,16 +1,104 @@
 """`aprfmt scan`: many models, one row for every question of every model."""
 
 import os
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import options, render
-from aprfmt.cli.ci_formats import cases_of_scan, with_verdict
-from aprfmt.cli.html import add_page
-from aprfmt.cli.scan_html import render_page
-from aprfmt.cli.scan_show import answer, show, verdict
+from aprfmt.base.protocols import Value
+from aprfmt.cli import html_page, options, render
+from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_scan
+from aprfmt.cli.html_page import add_page
 from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
+    from aprfmt.fleet.run import ScanReport
+
+
+def render_page(report: "ScanReport", verdict: str) -> str:
+    """Return the page of a ScanReport, `verdict` being its first line."""
+    facts = {
+        "results": report.out,
+        "asked now": report.asked,
+        "known before": report.kept,
+        "left (budget)": report.left or "",
+    }
+    data = {"verdict": verdict, "found": report.to_json()}
+    return html_page.render_html("Scan of models", facts, data, ("scan.html", "scan.js"))
+
+
+DERIVED = "encoded again"  # the proof of a quantized model
+_LINES = 20  # of each list; --json and the results have all
+
+
+def show(report: "ScanReport") -> None:
+    """Print the verdict, then what is damaged, stored twice, derived and drifted."""
+    found = report.found
+    style = "bad" if found["counts"]["FAIL"] else "warn" if report.exit_code else "good"
+    render.line(verdict(report), style=style)
+    _listed("damage", [_damage(row) for row in found["damage"]], "bad")
+    copies = found["copies"]
+    if copies["tensors"]:
+        render.line(f"{copies['tensors']} tensors stored more than once: {copies['bytes']:,} bytes "
+                    "could be saved", style="head")  # fmt: skip
+    _listed("families", [
+        f"{row['model']}: {'from' if row['proof'] == DERIVED else 'like'} {row['base']}: "
+        f"{row['found']}" for row in found["families"]
+    ])  # fmt: skip
+    _listed("vocabularies with several templates", [
+        "; ".join(f"{one['models']} like {one['example']}" for one in row["templates"])
+        for row in found["templates"]
+    ])  # fmt: skip
+    left = f", {report.left} left (budget)" if report.left else ""
+    render.line(
+        f"{report.asked} asked now, {report.kept} known before{left}; rows in "
+        f"{render.escape(str(report.out))}"
+    )
+
+
+def answer(report: "ScanReport") -> "list[Line]":
+    """Return the verdict, what is damaged, what is stored twice, and the next command."""
+    from aprfmt.compare.short_answer import merge_alike
+
+    found = report.found
+    lines: list[Line] = [(verdict(report), "bad" if report.exit_code else "good")]
+    lines += merge_alike([(f"  {_damage(row)}", "bad") for row in found["damage"]])
+    copies = found["copies"]
+    if copies["tensors"]:
+        size = render.size_text(copies["bytes"])
+        lines.append((f"{copies['tensors']} tensors stored more than once: {size}", ""))
+    lists = {"families": found["families"],
+             "vocabularies with several templates": found["templates"]}  # fmt: skip
+    lines += [(f"{title}: {len(rows)} (--json)", "") for title, rows in lists.items() if rows]
+    left = f", {report.left} left (budget)" if report.left else ""
+    lines.append((f"{report.asked} asked now{left}; rows in {report.out}", ""))
+    if found["damage"]:
+        model = shlex.quote(found["damage"][0]["model"])
+        lines.append((f"next: aprfmt validate {model}", "head"))
+    return lines
+
+
+def verdict(report: "ScanReport") -> str:
+    """Return the first line: the outcome, and how many answers of which kind."""
+    return report.pronounced.says
+
+
+def _damage(row: Mapping[str, Value]) -> str:
+    first = next(iter(row["findings"]), None)
+    said = f"{first['where']}: {first['found']}" if first else row["found"]
+    return f"{row['outcome']} {row['model']}: {row['check']}: {said}"
+
+
+def _listed(title: str, lines: list[str], style: str = "") -> None:
+    if not lines:
+        return
+    render.line(f"{title}: {len(lines)}", style="head")
+    for line in render.first_rows(lines, _LINES, "  "):
+        render.line("  " + render.escape(line, 1000), style=style)
 
 
 @click.command("scan")
@@ -28,14 +116,16 @@ from aprfmt.errors import UsageError
 @click.option("--unit-time", type=options.RealNumber(0, options.YEAR, min_open=True), default=600.0,
               show_default=True,
               help="Seconds that one question of one model may take.")  # fmt: skip
-@click.option("--unit-memory", callback=options.size, default="4G", show_default=True,
+@click.option("--unit-memory", callback=options.parse_size, default="4G", show_default=True,
               help="Memory that one question may take.")  # fmt: skip
 @click.option("--max-time", type=options.RealNumber(0, options.YEAR, min_open=True),
               help="Begin nothing new after so many seconds.")  # fmt: skip
-@click.option("--max-bytes", callback=options.size, help="Begin models of so many bytes at most.")
+@click.option(
+    "--max-bytes", callback=options.parse_size, help="Begin models of so many bytes at most."
+)
 @click.option("--max-requests", type=options.WholeNumber(1),
               help="Begin no model after so many requests over the network.")  # fmt: skip
-@click.option("--no-families", "families", is_flag=True, callback=options.negated,
+@click.option("--no-families", "families", is_flag=True, callback=options.negate_flag,
               help="Do not prove which quantized models derive from which others.")  # fmt: skip
 @click.option("--html", type=options.FILE, help="Write the summary as one page.")
 @options.force
@@ -56,7 +146,7 @@ def command(
 
     options.check_new(force, html)
     request = ScanRequest(
-        every_root(roots, listed), output, checks, jobs or os.cpu_count() or 1,
+        collect_roots(roots, listed), output, checks, jobs or os.cpu_count() or 1,
         Limits(unit_time, unit_memory),
         ScanBudget(max_time, max_bytes, max_requests), ray, families,
     )  # fmt: skip
@@ -67,17 +157,17 @@ def command(
     code = report.exit_code
     return render.emit(
         body, code, lambda: show(report), answer=lambda: answer(report),
-        cases=lambda: with_verdict(cases_of_scan(body), code, str(output)),
+        cases=lambda: agree_with_verdict(cases_of_scan(body), code, str(output)),
     )  # fmt: skip
 
 
-def every_root(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:
+def collect_roots(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:
     """Return the roots of the command line and of a list; UsageError where there are none."""
     from aprfmt.model.hf_folder import read_text
 
     text = ""
     if listed is not None:
-        text = options.stdin("--list") if str(listed) == "-" else read_text(listed)
+        text = options.read_stdin("--list") if str(listed) == "-" else read_text(listed)
     lines = [line.partition(" #")[0].strip() for line in text.splitlines()]
     found = (*roots, *(line for line in lines if line and not line.startswith("#")))
     if not found:

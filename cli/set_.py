@@ -1,13 +1,180 @@
 """`aprfmt set`: change metadata, leave every tensor byte alone."""
 
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import complete, convert_show, options, render
-from aprfmt.cli.convert_run import converted
-from aprfmt.errors import UsageError
+from aprfmt.cli import convert_show, options, render, shell_completion
+from aprfmt.cli.convert_run import convert_with_warnings
+from aprfmt.errors import AprfmtError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.conversion import edits
+    from aprfmt.conversion.edit_request import EditRequest
+    from aprfmt.model import Model
+
+
+# Checks of stated values; those of vocabularies as a whole would take longer than the change.
+DOUBTS = (
+    "architecture", "completeness", "shapes", "hyperparameters", "vocabulary_size", "special_ids",
+    "file_type", "quantization", "dtype",
+)  # fmt: skip
+TEMPLATE = "chat_template"
+SHOWN = 2  # doubtful values of one check that are warned of; a line counts the rest
+WIDEST = 100  # characters of a value in the report
+
+
+def complete_interrupted(model: Path) -> None:
+    """Complete what a run that was killed left half changed."""
+    from aprfmt.formats.in_place_patch import complete_patches
+    from aprfmt.remote.paths import RemotePath
+
+    if not isinstance(model, RemotePath):
+        folder = Path(os.path.realpath(model))
+        folder = folder if folder.is_dir() else folder.parent
+        if folder.is_dir():
+            complete_patches(folder)
+
+
+def change_in_place(opened: "Model", request: "EditRequest") -> tuple[dict[str, object], int]:
+    """Change what was asked for where it lies; return the JSON, and how many bytes.
+
+    Closes the model. Raises UsageError for changes of weights and of files beside them at once.
+    """
+    from aprfmt.conversion import Options
+    from aprfmt.conversion.in_place import change_metadata, change_texts
+
+    texts = request.texts
+    if texts and request.keys:
+        raise UsageError(
+            f"{request.keys[0]}: is metadata of the weights, and {next(iter(texts))} is a file of "
+            "its own; change them in two commands, or write a copy with -o"
+        )
+    options = Options(metadata=request.values, remove=request.remove, complete=False)
+    if texts:
+        report, written = change_texts(opened, texts, options)
+    else:
+        report, written = change_metadata(opened, options)
+    return report.to_json() | {"in_place": True, "patched_bytes": written}, written
+
+
+def check_stated_values(opened: "Model", template: bool) -> dict[str, list[str]]:
+    """Return what is wrong with the stated values of a model, by check; no weight is read.
+
+    `template` asks the check of the chat template too, which renders it in a process of its own.
+    """
+    from aprfmt.checks.check_runner import run_check
+    from aprfmt.checks.context import CheckContext
+    from aprfmt.checks.table import file_checks
+    from aprfmt.model.resolve import OWN_KEY_USED
+
+    context = CheckContext(opened, opened.forced, None, None)
+    answers = [
+        run_check(row, context)
+        for row in file_checks()
+        if row.name in DOUBTS or (template and row.name == TEMPLATE)
+    ]
+    found = {
+        answer.name: [
+            f"{f.where}: {f.found}; expected {f.expected}".removeprefix(f"{opened.path}: ")
+            for f in answer.findings
+            if not f.found.endswith(OWN_KEY_USED)  # the key that was set, beside a verbatim copy
+        ]
+        for answer in answers
+    }
+    found["names of the architecture"] = list(conflicting_architectures(opened))
+    return found
+
+
+def conflicting_architectures(opened: "Model") -> Iterator[str]:
+    """Yield a sentence where a model names two architectures: loaders go by either."""
+    from aprfmt.arch.aliases import CALLED
+    from aprfmt.conversion.metadata import ARCH_KEY_OF
+
+    config, key = opened.config or {}, ARCH_KEY_OF.get(opened.key_style, "")
+    classes = config.get("architectures")
+    first = classes[0] if isinstance(classes, list) and classes else None
+    named = [
+        (f"{label} is {name}", found)
+        for label, name, style in (
+            (key, opened.metadata.get(key), opened.key_style),
+            ("model_type", config.get("model_type"), "hf"), ("architectures", first, "hf"),
+        )
+        if (found := {a for a, names in CALLED.items() if name in names.get(style, ())})
+    ]  # fmt: skip
+    if named and not set.intersection(*(found for _, found in named)):
+        yield f"{', '.join(label for label, _ in named)}; expected one architecture"
+
+
+def new_doubts(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yield what is wrong now and was not before: of each check the first two, and how many."""
+    for check, texts in after.items():
+        new = [text for text in texts if text not in before.get(check, ())]
+        yield from new[:SHOWN] if len(new) > SHOWN + 1 else new
+        if len(new) > SHOWN + 1:
+            yield f"and {len(new) - SHOWN} more of the check {check} (aprfmt validate)"
+
+
+def read_problem(opened: "Model") -> str | None:
+    """Return why a file is no model whose architecture can be read; None where it is one."""
+    try:
+        found = opened.resolution
+    except AprfmtError as error:
+        return str(error)
+    if found.relations:  # only under a change that other readers do not make
+        return found.relations[0].text
+    return None
+
+
+def warn_of_changes(
+    output: Path, form: str, unknown: dict[str, list[str]], why: str | None,
+    doubtful: "Iterable[str]",
+) -> None:  # fmt: skip
+    """Warn of unknown keys, of a file that can no longer be read as a model, of doubtful values."""
+    for key, near in unknown.items():
+        names = f"near names: {', '.join(near)}" if near else "near names: none"
+        render.warn(f"{output}: {key}: is no key of the file before, and none that readers of "
+                    f"{form} know; {names}; written as it stands", "unknown_key")  # fmt: skip
+    if why is not None:
+        render.warn(f"{output}: cannot be read as a model any more: {why}", "unreadable_output")
+    for text in doubtful:
+        render.warn(f"{output}: {text}", "doubtful_value")
+
+
+def show_changes(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:
+    """Print every change, below how many bytes of a file were `patched` in place, if it was."""
+    if patched is not None:
+        render.line(
+            f"changed {patched} bytes of {render.escape(str(model))} in place; every "
+            "tensor lies where it lay"
+        )
+    for change in found:
+        render.line(f"  {change_line(change)}")
+
+
+def change_line(change: "edits.KeyChange") -> str:
+    """Return `key: old -> new`, with the types where they differ."""
+    old = "(new)" if change.how == "added" else short_value(change.key, change.old)
+    new = "(removed)" if change.how == "removed" else short_value(change.key, change.new)
+    types = ""
+    if change.how == "added" and change.new_type:
+        types = f" ({change.new_type})"
+    elif change.how == "set" and change.old_type != change.new_type:
+        types = f" ({change.old_type} -> {change.new_type})"
+    return f"{render.escape(change.key)}: {old} -> {new}{types}"
+
+
+def short_value(key: str, value: object) -> str:
+    """Return a value on one line, cut where it is long; a number with the name it stands for."""
+    from aprfmt.base.metadata_values import number_name
+
+    name = number_name(key, value)
+    return render.escape(str(value), WIDEST) + (f" = {name}" if name else "")
+
 
 TYPES = """\b
 In GGUF a type can be given, KEY:TYPE=VALUE, with u8 i8 u16 i16 u32 i32 u64 i64
@@ -20,10 +187,15 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
 
 @click.command("set", epilog=TYPES, options_metavar="[OPTIONS] (-o OUTPUT | --in-place)")
 @options.model()
-@click.argument("changes", nargs=-1, callback=options.first_equals, metavar="[KEY=VALUE]...",
-                shell_complete=complete.settings)  # fmt: skip
-@click.option("--remove", multiple=True, metavar="KEY", shell_complete=complete.keys,
-              help="Leave this key out; may be repeated.")  # fmt: skip
+@click.argument("changes", nargs=-1, callback=options.parse_key_values, metavar="[KEY=VALUE]...",
+                shell_complete=shell_completion.complete_settings)  # fmt: skip
+@click.option(
+    "--remove",
+    multiple=True,
+    metavar="KEY",
+    shell_complete=shell_completion.complete_keys,
+    help="Leave this key out; may be repeated.",
+)
 @click.option("-o", "--output", type=options.NamedPath(),
               help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
 @click.option("--in-place", is_flag=True,
@@ -46,48 +218,47 @@ def command(
     keeps the type it has in the file, and a key that nobody knows is warned of. --in-place writes
     only the bytes that change, and says so where a copy is needed.
     """
-    from aprfmt.cli import set_edit
-    from aprfmt.conversion import edits, entry
+    from aprfmt.conversion import edits, entry_file
     from aprfmt.conversion.edit_request import parse_edits
     from aprfmt.model import open_model
 
     if in_place == (output is not None):
         raise UsageError("give -o OUTPUT for a copy, or --in-place, one of them")
     if in_place:
-        set_edit.finish(model)
+        complete_interrupted(model)
     with open_model(model) as opened:
         asked = parse_edits(opened, changes, remove, output or opened.source.files[0])
-        before = edits.snapshot(opened, asked.keys)
-        resolved = set_edit.trouble(opened) is None
-        doubtful = set_edit.doubts(opened, asked.template) if resolved else {}
+        before = edits.read_values(opened, asked.keys)
+        resolved = read_problem(opened) is None
+        doubtful = check_stated_values(opened, asked.template) if resolved else {}
         form = opened.format
         body: dict[str, object] = {}
         code = 0
         patched = None
         if in_place:
-            body, patched = set_edit.changed_in_place(opened, asked)
+            body, patched = change_in_place(opened, asked)
     target = output or model
     if output is not None:
-        report = converted(
+        report = convert_with_warnings(
             model, output, None, metadata=asked.values, remove=asked.remove, texts=asked.texts,
             force=force, verify=verify, complete=False,
         )  # fmt: skip
-        body, target = report.to_json(), entry(report.files)
+        body, target = report.to_json(), entry_file(report.files)
         verdict = report.pronounced(accept)
         if verdict is not None:
             body, code = body | verdict.to_json(), verdict.exit
     with open_model(target) as written:
-        found = edits.changes(asked.keys, before, edits.snapshot(written, asked.keys))
+        found = edits.key_changes(asked.keys, before, edits.read_values(written, asked.keys))
         if asked.files is not None and written.folder is not None:
             found += asked.files.changes(written.folder.path)
-        why = set_edit.trouble(written) if resolved else None
-        new = set_edit.doubts(written, asked.template) if resolved and why is None else {}
-    set_edit.warn(output or model, form, asked.unknown, why, set_edit.raised(doubtful, new))
+        why = read_problem(written) if resolved else None
+        new = check_stated_values(written, asked.template) if resolved and why is None else {}
+    warn_of_changes(output or model, form, asked.unknown, why, new_doubts(doubtful, new))
 
     def show() -> None:
         if output is not None:
-            convert_show.show(report, accept=accept)
-        set_edit.show(found, model, patched)
+            convert_show.show_report(report, accept=accept)
+        show_changes(found, model, patched)
 
     body |= {"changes": [asdict(change) for change in found]}
     return render.emit(body, code, show, written=code == 0)

@@ -6,13 +6,13 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 
 
 @click.command("split")
 @options.model("src")
 @click.argument("dst", type=options.NamedPath())
-@click.option("--max-shard-size", callback=options.size, required=True, metavar="SIZE",
+@click.option("--max-shard-size", callback=options.parse_size, required=True, metavar="SIZE",
               help="Bytes of tensor data in a shard at most (500M, 2G).")  # fmt: skip
 @options.force
 @options.resume
@@ -20,7 +20,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.jobs
 @options.accept()
 @options.common
-def command(src: Path, dst: Path, **wishes: Unpack[Wishes]) -> int:
+def command(src: Path, dst: Path, **wishes: Unpack[ConvertArguments]) -> int:
     """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""
     wishes["complete"] = False  # a plain copy of the stored tensors
-    return run(src, dst, None, **wishes)
+    return run_conversion(src, dst, None, **wishes)

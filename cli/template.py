@@ -1,17 +1,56 @@
 """`aprfmt template`: the model's chat template, rendered."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from aprfmt.base.protocols import Value
 from aprfmt.cli import options, render
-from aprfmt.cli.template_text import given, read_messages, rendered
-from aprfmt.errors import FormatError, UsageError
+from aprfmt.errors import AprfmtError, FormatError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
+    from aprfmt.model import Model
+
+
+def render_template(
+    opened: "Model", messages: Sequence[Mapping[str, Value]], open_turn: bool
+) -> dict[str, object]:
+    """Return the text, its ids, and the tokenizer's origin; `no_ids` says why there are none."""
+    from aprfmt.tokenizer import render_alone
+
+    try:
+        tokenizer = opened.tokenizer
+    except AprfmtError as error:
+        text = render_alone(opened, messages, add_generation_prompt=open_turn)
+        if text is None:
+            raise
+        return {"tokenizer": None, "text": text, "ids": None, "no_ids": str(error)}
+    text, ids = tokenizer.chat(messages, add_generation_prompt=open_turn)
+    return {"tokenizer": tokenizer.origin, "text": text, "ids": ids}
+
+
+def messages_from_options(user: str | None, system: str | None) -> list[dict[str, str]]:
+    """Return the messages of --system and --user; UsageError without a user's."""
+    if user is None:
+        raise UsageError("template: no message; give --user TEXT or --messages FILE.json")
+    first = [{"role": "system", "content": system}] if system is not None else []
+    return [*first, {"role": "user", "content": user}]
+
+
+def read_messages(path: Path) -> list[dict[str, object]]:
+    """Return the messages of a JSON file. Raises FormatError where it holds anything else."""
+    from aprfmt.formats.bounded_json import load_file
+
+    found = load_file(path, max_bytes=4 << 20)
+    if not isinstance(found, list) or not all(
+        isinstance(row, Mapping) and isinstance(row.get("role"), str) for row in found
+    ):
+        raise FormatError(f"{path}: expected a list of objects with role and content")
+    return [dict(row) for row in found]
 
 
 @click.command("template")
@@ -40,16 +79,16 @@ def command(
     if against is not None:
         if file is not None or user is not None or system is not None or no_generation_prompt:
             raise UsageError("template: --against renders conversations of its own; give no others")
-        return engines(model)
+        return report_engines(model)
 
     if file is not None and (user is not None or system is not None):
         raise UsageError("template: --messages holds every message; leave --user and --system out")
-    messages = read_messages(file) if file is not None else given(user, system)
+    messages = read_messages(file) if file is not None else messages_from_options(user, system)
     with open_model(model) as opened:
         body: dict[str, Any] = {
             "model": str(opened.path),
             "messages": messages,
-            **rendered(opened, messages, not no_generation_prompt),
+            **render_template(opened, messages, not no_generation_prompt),
             "suspicious": scan_template(opened.carried.chat_template() or ""),
         }
     for finding in body["suspicious"]:
@@ -67,7 +106,7 @@ def command(
     return render.emit(body, 0, show)
 
 
-def engines(model: Path) -> int:
+def report_engines(model: Path) -> int:
     """Render fixed conversations by two engines and say what differs."""
     from aprfmt.model import open_model
     from aprfmt.tokenizer.stated import stated

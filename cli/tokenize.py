@@ -5,10 +5,10 @@ from typing import TypedDict
 
 import click
 
-from aprfmt.cli import options, render, running
+from aprfmt.cli import options, render, run_options
 
 
-class TokensFound(TypedDict):
+class TokenizeResult(TypedDict):
     """What `aprfmt tokenize` says; `tokens` in the vocabulary's spelling, `pieces` as text."""
 
     model: str
@@ -32,11 +32,11 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
     """Turn text into token ids, as the model's Hugging Face tokenizer does; TEXT - is stdin."""
     from aprfmt.model import open_model
 
-    text = options.text_of(text, "TEXT")
+    text = options.read_text_option(text, "TEXT")
     with open_model(model) as opened:
         tokenizer = opened.tokenizer
         if decode:
-            ids = running.numbers_of(text.replace(",", " ").split(), "--decode")
+            ids = run_options.parse_numbers(text.replace(",", " ").split(), "--decode")
             text = tokenizer.decode(ids)
             none = [i for i in ids if tokenizer.token(i) == f"[PAD{i}]"]
             if none:
@@ -48,20 +48,20 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
             ids = tokenizer.encode(
                 text, add_special=not no_special, parse_special=not no_parse_special
             )
-        body: TokensFound = {
+        body: TokenizeResult = {
             "model": str(opened.path), "tokenizer": tokenizer.origin, "text": text,
             "count": len(ids), "ids": ids, "tokens": [tokenizer.token(i) for i in ids],
             "pieces": [tokenizer.piece(i) for i in ids],
         }  # fmt: skip
-        running.warn_of_bos(tokenizer, ids)
+        run_options.warn_of_bos(tokenizer, ids)
     return render.emit(body, 0, lambda: show(body, decode))
 
 
-def show(body: TokensFound, decode: bool) -> None:
+def show(body: TokenizeResult, decode: bool) -> None:
     """Print ids for people: one line of numbers, then one token a line."""
     if decode:
         render.say(body["text"])
         return
     render.line(" ".join(map(str, body["ids"])))
     for i, piece in zip(body["ids"], body["pieces"], strict=True):
-        render.line(f"{i:>8}  {render.quoted(piece)}", style="dim")
+        render.line(f"{i:>8}  {render.quote_token(piece)}", style="dim")

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import click
 
-from aprfmt.cli import checks_html, checks_show, options, render
-from aprfmt.cli.ci_formats import cases_of_validation, with_verdict
-from aprfmt.cli.html import add_page
+from aprfmt.cli import check_output, check_page, options, render
+from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_validation
+from aprfmt.cli.html_page import add_page
 
 
 @click.command("validate")
 @options.model()
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
-@click.option("--against", metavar="SRC", type=options.Place(),
+@click.option("--against", metavar="SRC", type=options.PathOrAddress(),
               help="What MODEL was made of: nothing of it may be lost.")  # fmt: skip
 @options.allow_missing
 @options.accept()
@@ -38,12 +38,12 @@ def command(
             accept=accept, progress=progress,
         )  # fmt: skip
     body = report.to_json()
-    add_page(body, html, force, lambda: checks_html.of_file(body))
+    add_page(body, html, force, lambda: check_page.validation_page(body))
     code = report.exit_code
     return render.emit(
-        body, code, lambda: checks_show.show_validation(report),
-        answer=lambda: checks_show.validation_answer(
+        body, code, lambda: check_output.show_validation(report),
+        answer=lambda: check_output.validation_answer(
             report, None if against is None else str(against)
         ),
-        cases=lambda: with_verdict(cases_of_validation(body), code, report.subject),
+        cases=lambda: agree_with_verdict(cases_of_validation(body), code, report.subject),
     )  # fmt: skip

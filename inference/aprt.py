@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.jsonio import dumps
-from aprfmt.formats.mapped import Buffer, MappedFile
+from aprfmt.formats.bounded_json import dumps
+from aprfmt.formats.mapped_file import Buffer, MappedFile
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt_facts import FolderFacts, StageFacts
 from aprfmt.inference.capture import POINTS, SLOTS, STAGE_ALIASES, STAGES, WHOLE, key_name
 from aprfmt.inference.trace import Record, Trace
 from aprfmt.inference.trace_file import whole
-from aprfmt.tensors.stats import compute
+from aprfmt.tensors.stats import compute_stats
 
 Numbers = NDArray[Any]
 MAGIC = b"APRT"
@@ -131,7 +131,7 @@ def load_aprt(folder: Path) -> Trace:
         data = read_aprt(path, layer, "" if known is None else known.sha256)
         point = _JOINED[points] if len(points) > 1 else points[0]
         key = key_name(point, layer)
-        record = Record(point, layer, data.shape, None, "float32", None, "", compute(data))
+        record = Record(point, layer, data.shape, None, "float32", None, "", compute_stats(data))
         if known is not None:
             if math.prod(known.shape) != data.size:
                 raise FormatError(

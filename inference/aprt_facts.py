@@ -13,9 +13,9 @@ from reprlib import repr as short_repr
 from typing import Any
 
 from aprfmt.base.protocols import Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
-from aprfmt.formats.jsonio import load_file
+from aprfmt.formats.bounded_json import load_file
 from aprfmt.inference.trace import Form, Record
 from aprfmt.measure.tolerances import BASE
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.loss import log_probabilities, rows_at_once

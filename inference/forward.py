@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from aprfmt.arch.draft import EMBED_NORM, HIDDEN_NORM, JOIN
+from aprfmt.arch.draft_head import EMBED_NORM, HIDDEN_NORM, JOIN
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
@@ -40,7 +40,7 @@ class Span:
     `stream` is the residual stream [tokens, hidden] that enters stage `start`; None at 0. A pass
     that stops before the head returns the stream that leaves it. Of a model whose layers share more
     than that (`PassState`) both are a `Carried`. `hidden` are the rows [tokens,
-    hidden] of another model that a draft head joins with its embedding (arch/draft.py).
+    hidden] of another model that a draft head joins with its embedding (arch/draft_head.py).
     """
 
     start: int = 0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base import outcome
 from aprfmt.base.outcome import Check
-from aprfmt.tensors.stats import compute
+from aprfmt.tensors.stats import compute_stats
 
 MIN_STD = 0.01
 MAX_STD = 100.0  # seen: 1 to 5; a lost scale or norm gives thousands
@@ -24,7 +24,7 @@ TODO = "trace the model to find the first point that is off"
 
 def logits_gate(logits: NDArray[Any], where: str = "") -> list[Check]:
     """Return the checks of one token's logits [vocab]: finite, spread, peaked, argmax inside."""
-    stats = compute(logits)
+    stats = compute_stats(logits)
     size = int(logits.size)
 
     def check(name: str, passed: bool, found: str, expected: str) -> Check:

@@ -9,13 +9,13 @@ tensor (fused q, k and v) share one input. Source: llama.cpp, tools/imatrix/imat
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.names import expand
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.name_templates import expand_template
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.evaluation import Sample, plan
 from aprfmt.inference.session import Session
-from aprfmt.quantizing.imatrix import Collected, InputSums
+from aprfmt.quantizing.imatrix import CollectedImatrix, InputSums
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import Binding
@@ -52,7 +52,7 @@ def collect(
     prefix: int = 0,
     chunks: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Collected:
+) -> CollectedImatrix:
     """Run a text through the model; return the sums by GGUF tensor name.
 
     `ids` are the text's tokens, of which the first `prefix` stand before every window; what fills
@@ -72,7 +72,7 @@ def collect(
             session.prefill(each)
             if progress is not None:
                 progress(done + 1, len(passes))
-    return Collected(_named(model, sums), name, len(passes), size)
+    return CollectedImatrix(_named(model, sums), name, len(passes), size)
 
 
 def _named(model: "Model", sums: Sums) -> Sums:
@@ -85,5 +85,5 @@ def _named(model: "Model", sums: Sums) -> Sums:
     for key, entry in sums.items():
         layer, role = split_key(key)
         if layer is not None and len(written[role].stored) == 1:
-            found[expand(written[role].stored[0], layer)] = entry
+            found[expand_template(written[role].stored[0], layer)] = entry
     return found

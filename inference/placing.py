@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from aprfmt.arch.draft import JOIN
+from aprfmt.arch.draft_head import JOIN
+from aprfmt.arch.role_vocabulary import role_key
 from aprfmt.arch.spec import BlockSpec
-from aprfmt.arch.vocabulary import role_key
 from aprfmt.base.protocols import Value
 from aprfmt.inference.layer_heads import values_are_keys
 

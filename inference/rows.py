@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import raw_parts
-from aprfmt.base.shapes import matrix
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.codecs import codec
 from aprfmt.codecs.bnb4 import Bnb4Codec, Coded
 
@@ -176,7 +176,7 @@ class StoredRows:
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
         """Return stored bytes if no layout step changes them; permuted rows are gathered."""
         data, size = self._tensor.data, self._tensor.row_bytes
-        if data is None or size is None or len(data) != size * matrix(self.shape)[0]:
+        if data is None or size is None or len(data) != size * matrix_shape(self.shape)[0]:
             return None
         return data.window(start * size, stop * size)
 

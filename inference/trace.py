@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.notebook import ROWS, Card, Table
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
-from aprfmt.base.shown import short_repr
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import POINTS, SLOTS, WHOLE, Instance, key_name, resolve
@@ -20,7 +20,7 @@ from aprfmt.inference.record import Form as Form
 from aprfmt.inference.record import Record as Record
 from aprfmt.inference.record import record_to_json
 from aprfmt.tensors.digest import decoded_sha256
-from aprfmt.tensors.stats import Stats, merge
+from aprfmt.tensors.stats import Stats, merge_stats
 
 Numbers = NDArray[Any]
 Positions = Literal["all", "last"] | Sequence[int]
@@ -102,7 +102,7 @@ class Trace(Tabular):
         found = [self.find(key_name(point, layer)) for point in SLOTS[name]]
         stats = [record.stats for record in found if record is not None]
         parts = [part for part in stats if part is not None]
-        return merge(parts) if len(parts) == len(SLOTS[name]) else None
+        return merge_stats(parts) if len(parts) == len(SLOTS[name]) else None
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the run, and the statistics of the first points."""

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from aprfmt.base.protocols import Source, TensorInfo, Value
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.formats import FORMATS, open_sink, open_source
-from aprfmt.formats.jsonio import dumps, loads
-from aprfmt.formats.positioned import read_at
-from aprfmt.formats.temporary import as_output_error
+from aprfmt.formats.bounded_json import dumps, loads
+from aprfmt.formats.positional_io import read_at
+from aprfmt.formats.temporary_files import as_output_error
 from aprfmt.inference.record import Record, record_from_json
 from aprfmt.inference.trace import SCHEMA, Trace
 

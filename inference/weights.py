@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.arch.role_vocabulary import role_key, split_key
 from aprfmt.codecs.bnb4 import Coded
 from aprfmt.errors import ArchError, TensorNotFoundError
 from aprfmt.inference.rows import ArrayRows, ChangedRows, RowSource, StoredRows

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from aprfmt.base.protocols import Note
-from aprfmt.cli.forms import AGENT_VARIABLES
+from aprfmt.cli.output_format import AGENT_VARIABLES
 from tests.absent import pytest_make_collect_report as pytest_make_collect_report
 from tests.absent import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.absent import run_without_torch

@@ -244,7 +244,7 @@ def test_modules_are_named_by_strings_in_tables_only() -> None:
         name
         for name, path in modules.items()
         if re.search(r"\bimport_module\b|\b__import__\b", path.read_text())
-        and name != "aprfmt.base.suspicious"  # which looks for the word in templates
+        and name != "aprfmt.base.template_scan"  # which looks for the word in templates
     }
     assert by_name == BY_NAME
 
@@ -325,11 +325,11 @@ def test_inspect_imports_nothing_that_writes_compares_or_draws(demo_model: Path)
         "    except SystemExit as stop: assert not stop.code, stop.code"
     )
     loaded = modules_after(code, whole=True)
-    assert {"aprfmt.arch.qwen2", "aprfmt.formats.ending"} <= loaded
+    assert {"aprfmt.arch.qwen2", "aprfmt.formats.cleanup"} <= loaded
     unused = (
         "aprfmt.compare",
         "aprfmt.measure",
-        "aprfmt.cli.html",
+        "aprfmt.cli.html_page",
         "aprfmt.formats.atomic",
         "aprfmt.arch.llama",
     )
@@ -374,4 +374,4 @@ def test_the_child_that_scans_templates_loads_nothing_else_of_ours() -> None:
     found = imported(ROOT / "aprfmt" / "tokenizer" / "render_child.py")
     loaded = modules_after("\n".join(f"import {name}" for name in found), whole=True)
     ours = {name for name in loaded if name.startswith("aprfmt")}
-    assert ours == {"aprfmt", "aprfmt.base", "aprfmt.base.version", "aprfmt.base.suspicious"}
+    assert ours == {"aprfmt", "aprfmt.base", "aprfmt.base.version", "aprfmt.base.template_scan"}

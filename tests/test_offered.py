@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from aprfmt.base import registry
-from aprfmt.base.registry import Registry, offered
+from aprfmt.base.registry import Registry, offered_items
 from aprfmt.causes import CAUSES
 from aprfmt.errors import AprfmtError, BackendUnavailableError
 
@@ -17,14 +17,14 @@ def offering(monkeypatch: pytest.MonkeyPatch, **rows: str) -> None:
     def points(kind: str) -> list[Any]:
         return [metadata.EntryPoint(name, value, kind) for name, value in rows.items()]
 
-    monkeypatch.setattr(registry, "points", points)
-    offered.cache_clear()
+    monkeypatch.setattr(registry, "installed_entry_points", points)
+    offered_items.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Any:
     yield
-    offered.cache_clear()
+    offered_items.cache_clear()
 
 
 def test_a_row_that_is_held_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,13 +37,15 @@ def test_a_row_that_is_held_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_rows_without_an_order_of_their_own_come_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     offering(monkeypatch, b="math:e", a="math:pi")
-    assert [round(row) for row in offered("things")] == [3, 3] and offered("things")[0] > 3
+    assert [round(row) for row in offered_items("things")] == [3, 3] and offered_items("things")[
+        0
+    ] > 3
 
 
 def test_a_package_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     offering(monkeypatch, gone="no_such_module_anywhere:ROW")
     with pytest.raises(BackendUnavailableError, match="the package that offers 'gone'"):
-        offered("things")
+        offered_items("things")
 
 
 def test_an_unknown_cause_is_one_line() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aprfmt.base.overlap import overlapped
+from aprfmt.base.background_iterator import iterate_ahead
 
 
 def test_pieces_come_in_order_from_one_other_thread() -> None:
@@ -16,9 +16,9 @@ def test_pieces_come_in_order_from_one_other_thread() -> None:
             threads.add(threading.get_ident())
             yield piece
 
-    assert list(overlapped(made())) == list(range(100))
+    assert list(iterate_ahead(made())) == list(range(100))
     assert len(threads) == 1 and threads != {threading.get_ident()}
-    assert list(overlapped(iter(()))) == []
+    assert list(iterate_ahead(iter(()))) == []
 
 
 def test_one_piece_is_made_while_one_is_used() -> None:
@@ -32,7 +32,7 @@ def test_one_piece_is_made_while_one_is_used() -> None:
                 third.set()
             yield piece
 
-    found = overlapped(pieces())
+    found = iterate_ahead(pieces())
     assert [next(found), next(found)] == [0, 1]
     assert third.wait(60), "nobody asked for it yet"
     assert made == [0, 1, 2]
@@ -44,7 +44,7 @@ def test_what_goes_wrong_there_is_raised_here() -> None:
         yield 1
         raise ValueError("no second one")
 
-    found = overlapped(made())
+    found = iterate_ahead(made())
     assert next(found) == 1
     with pytest.raises(ValueError, match="no second one"):
         next(found)

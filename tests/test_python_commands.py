@@ -12,8 +12,8 @@ import pytest
 
 import aprfmt
 from aprfmt.base.data_frames import columns_of
+from aprfmt.checks.gates.model_under_test import QaRequest
 from aprfmt.checks.gates.running import QaOptions
-from aprfmt.checks.gates.subject import QaRequest
 from aprfmt.conversion import Options
 from aprfmt.conversion.options import ConvertOptions
 from aprfmt.errors import BackendUnavailableError, UsageError

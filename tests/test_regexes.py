@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.base.regexes import MOST, _Matcher, matches_start
+from aprfmt.base.bounded_regex import MOST, _Matcher, matches_start
 from aprfmt.errors import CodecError
 
 _ATOMS = ["a", "b", "c", ".", "[ab]", "[^a]", r"[\d.]", r"\.", r"\d", r"\w", r"[^\s]", "(a|b)",

@@ -18,7 +18,7 @@ from aprfmt.checks import validate
 from aprfmt.checks.gates import running as qa
 from aprfmt.checks.table import CHECKS
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.cli.explain_topics import topics
+from aprfmt.cli.explain import all_topics
 from aprfmt.codecs import CODECS
 from aprfmt.formats import FORMATS
 from aprfmt.inference.backends import BACKENDS
@@ -59,7 +59,7 @@ def test_a_check_finds_nothing_wrong_with_the_shipped_model(name: str, demo_mode
 @pytest.mark.parametrize("name", TABLES["encodings"])
 def test_an_encoding_is_explained_and_has_its_codec_or_says_why_not(name: str) -> None:
     row = ENCODINGS[name]
-    assert topics()["encoding"][name]
+    assert all_topics()["encoding"][name]
     assert (name in CODECS) == row.known or not row.ggml, name
 
 
@@ -68,7 +68,7 @@ def test_a_cause_is_a_word_that_is_explained_with_what_to_do(name: str) -> None:
     done, cause = aprfmt("explain", name), CAUSES[name]
     assert done.code == 0 and name in done.out
     assert re.fullmatch(r"[a-z0-9_]+", name) and cause.name == name
-    assert topics()["cause"][name] == describe(name) and len(describe(name).split()) > 5
+    assert all_topics()["cause"][name] == describe(name) and len(describe(name).split()) > 5
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.base.text import ELLIPSIS, escape, escape_html, guard, shorten
+from aprfmt.base.text_escape import ELLIPSIS, escape, escape_html, guard_text, shorten
 
 # Any code point, surrogates too, with what is near an escape made frequent.
 TEXT = st.text(
@@ -116,7 +116,7 @@ def test_html() -> None:
 
 
 def test_guard_spells_what_was_forgotten_and_leaves_escapes() -> None:
-    assert guard("plain \\x1b é\n\\n") == "plain \\x1b é\n\\n"
-    assert guard("a\x1b[2J\u202e\r\\x1b") == "a\\x1b[2J\\u202e\\r\\x1b"
+    assert guard_text("plain \\x1b é\n\\n") == "plain \\x1b é\n\\n"
+    assert guard_text("a\x1b[2J\u202e\r\\x1b") == "a\\x1b[2J\\u202e\\r\\x1b"
     for text in (escape("\x1b\\x1b\n"), "", "x"):
-        assert guard(text) == text
+        assert guard_text(text) == text

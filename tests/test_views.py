@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aprfmt.arch.steps import Added
+from aprfmt.arch.layout_steps import Added
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.codecs import encode
 from aprfmt.errors import CodecError
-from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.model import Model, open_model
 from aprfmt.tensors.view import View
 from tests.cli.run import aprfmt

@@ -30,7 +30,7 @@ from aprfmt.adapters.merge_faults import (
 from aprfmt.adapters.merging import MergedTensor, merged_model, merged_values
 from aprfmt.adapters.parameters import OTHER_ORDERS
 from aprfmt.adapters.reading import Adapter
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.codecs import decode, encode
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import noise_of

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aprfmt.adapters.reading import Adapter, Stored, factors, pair_scale
-from aprfmt.arch.moves import to_logical, to_stored
-from aprfmt.arch.steps import Transposed, TransposedEach
+from aprfmt.arch.element_moves import to_logical, to_stored
+from aprfmt.arch.layout_steps import Transposed, TransposedEach
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import unwrapped
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Group
+    from aprfmt.arch.binding import BoundGroup
     from aprfmt.arch.spec import LayoutStep
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +71,7 @@ class _Target(NamedTuple):
 
     name: str
     shape: Shape
-    group: "Group | None"  # None: the base has it under this name
+    group: "BoundGroup | None"  # None: the base has it under this name
 
 
 def parameter_changes(
@@ -136,12 +136,12 @@ def _targets(
 
 def _target(name: str, base: Model) -> _Target | None:
     """Return a parameter of the base by PEFT's name, None where it has none."""
-    from aprfmt.arch.bind import bind
+    from aprfmt.arch.binding import bind_names
 
     if name in base:
         return _Target(name, base[name].shape, None)
     try:
-        groups = bind(base.spec, "hf", [name]).groups
+        groups = bind_names(base.spec, "hf", [name]).groups
         shapes = [base.roles[role].shape for role in groups[0].roles] if groups else []
         for step in reversed(groups[0].binding.steps if groups else ()):
             shapes = step.stored_shapes(shapes, base.hyper, 1)

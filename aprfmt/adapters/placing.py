@@ -9,8 +9,8 @@ import numpy as np
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes
 from aprfmt.adapters.reading import Adapter, Stored, factors
 from aprfmt.adapters.vocabulary import vocabulary_tensors
-from aprfmt.arch.moves import to_logical, to_stored
-from aprfmt.arch.steps import RowsPermuted
+from aprfmt.arch.element_moves import to_logical, to_stored
+from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import WRAPPED, unwrapped
@@ -19,7 +19,7 @@ from aprfmt.model.relations import SHOWN, Relation, entry
 from aprfmt.model.renames import Rename, command, rule_onto
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Group
+    from aprfmt.arch.binding import BoundGroup
 
 Array = np.ndarray[Any, Any]
 _PREFIXES = 6  # components of a prefix that is looked for
@@ -161,7 +161,7 @@ def _rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
 
 def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
     """Return whether the base has the weight of a pair, or a whole tensor, as it spells them."""
-    from aprfmt.arch.bind import bind
+    from aprfmt.arch.binding import bind_names
 
     plain, _ = unwrapped(module)
     plain = plain.replace(f"{WRAPPED}.", ".")
@@ -173,7 +173,7 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
         return True  # a module whose parameters have pairs of their own; a tied head
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:
-        groups = [bind(base.spec, style, [name]).groups for name in names]
+        groups = [bind_names(base.spec, style, [name]).groups for name in names]
     except (ArchError, KeyError):
         return False
     return any(found and found[0].roles[0] in base.roles for found in groups)
@@ -208,11 +208,11 @@ def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
 
 def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[str, LowRank]:
     """Return the base's name of a weight that it spells otherwise, and the pair in its rows."""
-    from aprfmt.arch.bind import bind, groups_for
+    from aprfmt.arch.binding import bind_names, groups_for
 
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:
-        bound = bind(base.spec, style, [name])
+        bound = bind_names(base.spec, style, [name])
         group = next(iter(bound.groups), None)
         if group is None:
             raise ArchError(f"{name} is no weight of {base.spec.name}")
@@ -224,7 +224,9 @@ def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[st
     return there.stored[0], moved(_as_stored(adapter, pair), group, there, base, adapter)
 
 
-def moved(pair: LowRank, here: "Group", there: "Group", base: Model, adapter: Adapter) -> LowRank:
+def moved(
+    pair: LowRank, here: "BoundGroup", there: "BoundGroup", base: Model, adapter: Adapter
+) -> LowRank:
     """Return a pair with its rows in the order of another style; ConversionError where it cannot.
 
     Rows may be permuted: then those of `b` are, and the lengths.

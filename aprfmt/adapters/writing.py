@@ -12,7 +12,7 @@ import numpy as np
 from aprfmt.adapters.merging import stray_notes
 from aprfmt.adapters.placing import Array, LowRank, moved, placed, related, whole_tensors
 from aprfmt.adapters.reading import Adapter, Stored, read_adapter
-from aprfmt.base.protocols import Note, TensorInfo, Typed
+from aprfmt.base.protocols import Note, TensorInfo, TypedValue
 from aprfmt.codecs import encode
 from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.report import ConversionReport, TensorOutcome
@@ -89,7 +89,7 @@ def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
 
 def _named(model: Model, style: str) -> Mapping[str, str]:
     """Return the names that a style has for the base's stored weights, by its own names."""
-    from aprfmt.arch.draft import stored_groups
+    from aprfmt.arch.draft_head import stored_groups
 
     if model.style == style:
         return {name: name for name in model}
@@ -166,7 +166,7 @@ def _kohya_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str
 
 def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
     """Return the pairs by the base's names, their rows in the order of a style."""
-    from aprfmt.arch.draft import stored_groups
+    from aprfmt.arch.draft_head import stored_groups
 
     found = placed(adapter, model)
     if model.style == style:
@@ -207,8 +207,8 @@ def _gguf(
         "general.architecture": model.spec.called["gguf"][0],
         "general.type": "adapter",
         "adapter.type": "lora",
-        "adapter.lora.alpha": Typed(_alpha(adapter), "float32"),
-        **({"general.base_model.count": Typed(1, "uint32"), "general.base_model.0.name": base}
+        "adapter.lora.alpha": TypedValue(_alpha(adapter), "float32"),
+        **({"general.base_model.count": TypedValue(1, "uint32"), "general.base_model.0.name": base}
            if isinstance(base, str) else {}),
     }, {}  # fmt: skip
 

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.called import CALLED, ROWS
+from aprfmt.arch.aliases import CALLED, ROWS
 from aprfmt.base.protocols import Value
-from aprfmt.base.registry import Registry, some_of
-from aprfmt.base.text import shorten
+from aprfmt.base.registry import Registry, some_names
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:
@@ -64,6 +64,6 @@ def find_arch(
     near = get_close_matches(name, known, 3, cutoff=0.4) or known
     raise ArchError(
         f"{what} is not known; {'near' if near != known else 'known'} "
-        f"names: {some_of(near)}; if it is one of {some_of(arch_names())} under another name, "
-        "say so with --arch"
+        f"names: {some_names(near)}; if it is one of {some_names(arch_names())} under another "
+        "name, say so with --arch"
     )

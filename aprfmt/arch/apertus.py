@@ -5,15 +5,23 @@ are stored before a softplus, and beta is added to the second. A GGUF has these 
 metadata instead of tensors: no GGUF table. Source: transformers' modeling_apertus, activations.py.
 """
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, RoleRow, around, attention, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "attention_layernorm"),
         *attention(),
         *QK_NORMS,
@@ -32,13 +40,13 @@ _LLAMA3 = {
 }  # fmt: skip
 APERTUS = ArchSpec(
     name="apertus",
-    hyper=rules.hyper_table(
-        rules.context_length(65536),
-        rules.norm_eps(1e-5),
-        rules.fixed("activation", "xielu"),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
-        *rope_rules(Rope(theta=12e6, hf_default=_LLAMA3)),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.context_length(65536),
+        hyper_rules.norm_eps(1e-5),
+        hyper_rules.fixed("activation", "xielu"),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
+        *rope_rules(RopeDefaults(theta=12e6, hf_default=_LLAMA3)),
     ),
     tensors=_TENSORS,
     bindings={"hf": _BINDINGS["hf"]},

@@ -8,14 +8,14 @@ the gguf package's name map; the converter's ultravox.py.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import Q, RoleRow, linear, norm, single, tables
+from aprfmt.arch.layout_steps import Reshaped
+from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import ArchSpec, HyperRule
-from aprfmt.arch.steps import Reshaped
-from aprfmt.arch.vision import UNUSED, of_projector
-from aprfmt.arch.vocabulary import PROJECTORS
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.vision_towers import UNUSED, projector_model
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -47,13 +47,13 @@ def _layer() -> Rows:
 def _convolution(number: int, into: str) -> Rows:
     role, hf = f"a.conv1d.{number}", f"{_TOWER}conv{number}"
     return (
-        single(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
-        single(f"{role}.bias", f"{hf}.bias", "hidden_size", gguf_steps=_COLUMN),
+        single_row(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
+        single_row(f"{role}.bias", f"{hf}.bias", "hidden_size", gguf_steps=_COLUMN),
     )
 
 
 def _size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-    return rules.size(name, hf, gguf, hf_default=default)
+    return hyper_rules.size(name, hf, gguf, hf_default=default)
 
 
 def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> ArchSpec:
@@ -75,18 +75,18 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
     def frames(hp: Params) -> int:
         return int(hp["ffn_size"]) // int(hp["hidden_size"])
 
-    return named(
+    return names_only_spec(
         name,
-        tables((
+        make_tables((
             *_convolution(1, "mel_bins"),
             *_convolution(2, "hidden_size"),
-            single("a.position_embd.weight", _TOWER + "embed_positions.weight", "source_length",
+            single_row("a.position_embd.weight", _TOWER + "embed_positions.weight", "source_length",
                 "hidden_size"),
             *_layer(),
             *norm("a.post_ln", _TOWER + "layer_norm", bias=True, layered=False),
             *projector,
         )),
-        rules.hyper_table(
+        hyper_rules.hyper_table(
             _size("hidden_size", "d_model hidden_size", "audio.embedding_length", 1280),
             _size("n_layers", "encoder_layers num_hidden_layers", "audio.block_count", 32),
             _size("n_heads", "encoder_attention_heads num_attention_heads",
@@ -96,33 +96,33 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
             HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
             _size("ffn_size", "encoder_ffn_dim intermediate_size", "audio.feed_forward_length",
                 5120),
-            rules.fixed("vocab_size", 0),
-            rules.fixed("context_length", 0),
+            hyper_rules.fixed("vocab_size", 0),
+            hyper_rules.fixed("context_length", 0),
             HyperRule("norm_eps", {"gguf": ("{arch}.audio.attention.layer_norm_epsilon",)},
                 "positive", 1e-5),
-            rules.activation("gelu", "activation_function"),
-            rules.fixed("tied_embeddings", True),
+            hyper_rules.activation("gelu", "activation_function"),
+            hyper_rules.fixed("tied_embeddings", True),
             *NO_ROPE,
-            rules.size("source_length", "max_source_positions", hf_default=1500,
-                shape=rules.axis("a.position_embd.weight", 0)),
+            hyper_rules.size("source_length", "max_source_positions", hf_default=1500,
+                shape=hyper_rules.axis("a.position_embd.weight", 0)),
             _size("mel_bins", "num_mel_bins", "audio.num_mel_bins", 128),
             HyperRule("projection_size", {"gguf": ("{arch}.audio.projection_dim",)}, "size",
-                write={"gguf": write}, shape=rules.axis(shown, 0)),
+                write={"gguf": write}, shape=hyper_rules.axis(shown, 0)),
         ),
-        evidence=of_projector(kind), section="audio_config", ignored=UNUSED | _IGNORED,
+        evidence=projector_model(kind), section="audio_config", ignored=UNUSED | _IGNORED,
     )  # fmt: skip
 
 
 QWEN2_AUDIO_TOWER = _tower(
     "qwen2_audio_tower",
     "mm.a.fc.weight",
-    single("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
-    single("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
+    single_row("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
+    single_row("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
 )
 VOXTRAL_TOWER = _tower(
     "voxtral_tower", "mm.a.mlp.1.weight",
-    single("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
-    single("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",
+    single_row("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
+    single_row("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",
         "projection_size"),
     joins=True,
 )  # fmt: skip

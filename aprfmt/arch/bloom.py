@@ -6,19 +6,19 @@ converter's bloom.py, llama.cpp's bloom.cpp.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
-from aprfmt.arch.rows import Q, around, linear, norm, tables
+from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.stated import divided_heads
-from aprfmt.arch.values import boolean
+from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import boolean
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 _H = "transformer.h.{L}."
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("token_embd_norm", "transformer.word_embeddings_layernorm", bias=True, layered=False),
         *norm("attn_norm", _H + "input_layernorm", bias=True),
         *fused_rows(""),
@@ -45,22 +45,22 @@ def _plain_residual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
 
 BLOOM = ArchSpec(
     name="bloom",
-    hyper=rules.hyper_table(
-        rules.hidden_size(64, "hidden_size n_embed"),
-        rules.n_layers(2, "n_layer num_hidden_layers"),
-        rules.n_heads(8, "n_head num_attention_heads"),
-        rules.n_kv_heads(hf=""),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.hidden_size(64, "hidden_size n_embed"),
+        hyper_rules.n_layers(2, "n_layer num_hidden_layers"),
+        hyper_rules.n_heads(8, "n_head num_attention_heads"),
+        hyper_rules.n_kv_heads(hf=""),
         divided_heads(),
-        rules.ffn_size(four_times, ""),
-        rules.context_length(2048, "seq_length"),
-        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        hyper_rules.ffn_size(four_times, ""),
+        hyper_rules.context_length(2048, "seq_length"),
+        hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
         HyperRule("activation", default="gelu_tanh"),
-        rules.tied_embeddings(True),
-        rules.fixed("attention_bias", True),
-        rules.fixed("attention_out_bias", True),
-        rules.fixed("mlp_bias", True),
+        hyper_rules.tied_embeddings(True),
+        hyper_rules.fixed("attention_bias", True),
+        hyper_rules.fixed("attention_out_bias", True),
+        hyper_rules.fixed("mlp_bias", True),
         *NO_ROPE,
-        rules.fixed("alibi_max_bias", 8.0),
+        hyper_rules.fixed("alibi_max_bias", 8.0),
         HyperRule("parallel_residual", default=False, check=_plain_residual),
     ),
     tensors=_TENSORS,

@@ -6,14 +6,14 @@ factor here (a divisor for granite). Source: docs/reference/architectures.md.
 
 from dataclasses import replace
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, HyperRule
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("attn_q_norm", "self_attn.q_norm", ("n_heads", "head_dim"), "qk_norm"),
@@ -38,19 +38,19 @@ def logit_factor() -> HyperRule:
 
 COHERE = ArchSpec(
     name="cohere",
-    hyper=rules.hyper_table(
-        rules.context_length(8192),
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.context_length(8192),
+        hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
         # GGUF has no key for q/k-norms: llama.cpp requires them in models with 64 or more layers.
         replace(
-            rules.qk_norm(False, "use_qk_norm"),
+            hyper_rules.qk_norm(False, "use_qk_norm"),
             default_in={"gguf": lambda hp: hp["n_layers"] >= 64},
         ),
-        rules.fixed("parallel_residual", True),
-        *rope_rules(Rope(theta=500000.0)),
-        rules.rope_style("interleaved"),
+        hyper_rules.fixed("parallel_residual", True),
+        *rope_rules(RopeDefaults(theta=500000.0)),
+        hyper_rules.rope_style("interleaved"),
         logit_factor(),
     ),
     tensors=_TENSORS,

@@ -6,36 +6,44 @@ command_r.py, llama.cpp's cohere2.cpp.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.cohere import logit_factor
 from aprfmt.arch.gemma2 import pattern_loss
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.sliding_window import (
+    PerLayer,
+    Window,
+    rotated_windows,
+    window_period,
+    window_rules,
+)
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, period, rotated_windows, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Window all layers but every fourth; the old key sliding_window_pattern may change that."""
     found = None if facts is None else facts.first("sliding_window_pattern")
-    return period(4 if found is None else whole_number(*found, 1))(facts, hp)
+    return window_period(4 if found is None else whole_number(*found, 1))(facts, hp)
 
 
-_TENSORS, _BINDINGS = tables(
-    around(*norm("attn_norm", "input_layernorm"), *attention(), *gated_mlp(), head_gguf=""),
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
+        *norm("attn_norm", "input_layernorm"), *attention(), *gated_mlp(), head_gguf=""
+    ),
     hf_more=FUSED,
 )
 
 COHERE2 = ArchSpec(
     name="cohere2",
-    hyper=rules.hyper_table(
-        rules.context_length(8192),
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        rules.fixed("parallel_residual", True),
-        rules.rope_style("interleaved"),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.context_length(8192),
+        hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("parallel_residual", True),
+        hyper_rules.rope_style("interleaved"),
         *window_rules(Window(4096, MISSING, _layers, stated=True)),
         rotated_windows(without=False),
         logit_factor(),

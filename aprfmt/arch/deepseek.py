@@ -9,13 +9,21 @@ and _v3.
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import draft, losses, moe, rules
-from aprfmt.arch.joins import KvB
+from aprfmt.arch import draft_head, hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
-from aprfmt.arch.rows import Q, RoleRow, around, gated_mlp, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, Write
-from aprfmt.arch.values import text
+from aprfmt.arch.tensor_rows import (
+    Q,
+    RoleRow,
+    gated_mlp,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -52,7 +60,7 @@ _GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
 def _rows(mlp_bias: str | None, *router: RoleRow) -> tuple[RoleRow, ...]:
-    return around(
+    return with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *_ATTENTION,
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -147,7 +155,7 @@ def routed_scale(hf_default: float) -> HyperRule:
     )
 
 
-_V2_TENSORS, _V2_BINDINGS = tables(
+_V2_TENSORS, _V2_BINDINGS = make_tables(
     _rows("mlp_bias", ROUTER),
     hf_first=EXPERT_BINDINGS,
     gguf_first=_GGUF_FIRST,
@@ -157,8 +165,10 @@ _V2_TENSORS, _V2_BINDINGS = tables(
 DEEPSEEK_V2 = ArchSpec(
     name="deepseek_v2",
     hyper=mla_hyper(
-        rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up.bias", "ffn_up_shexp.bias")),
-        rules.rope_style("interleaved"),
+        hyper_rules.flag(
+            "mlp_bias", False, "mlp_bias", present=("ffn_up.bias", "ffn_up_shexp.bias")
+        ),
+        hyper_rules.rope_style("interleaved"),
         *moe.counts(64, 6, EXPERTS_HF),
         dense_first(0),
         HyperRule("norm_topk", default=False, check=_ignored_norm),
@@ -196,7 +206,7 @@ DEEPSEEK_V2 = ArchSpec(
     ignored=_DERIVED_KEYS | {"scoring_func", "moe_layer_freq", "ep_size"},
 )
 
-_V3_TENSORS, _V3_BINDINGS = tables(
+_V3_TENSORS, _V3_BINDINGS = make_tables(
     _rows(None, ROUTER, ROUTER_BIAS),
     hf_first=EXPERT_BINDINGS,
     gguf_first=_GGUF_FIRST,
@@ -217,17 +227,17 @@ def _v3_style(facts: Facts, hp: Params) -> Found:
 DEEPSEEK_V3 = ArchSpec(
     name="deepseek_v3",
     hyper=mla_hyper(
-        draft.main_layers(),
-        rules.context_length(4096),
+        draft_head.main_layers(),
+        hyper_rules.context_length(4096),
         HyperRule(
             "rope_style",
             read={"hf": _v3_style},
             write={
                 "hf": lambda value, hp: {"rope_interleave": value == "interleaved"},
-                **rules.rope_style("interleaved").write,
+                **hyper_rules.rope_style("interleaved").write,
             },
             default="interleaved",
-            check=rules.rope_style("interleaved").check,
+            check=hyper_rules.rope_style("interleaved").check,
         ),
         *moe.counts(256, 8, EXPERTS_HF),
         dense_first(3),
@@ -255,5 +265,5 @@ DEEPSEEK_V3 = ArchSpec(
         num_mtp_layers""".split()
     ),
     evidence=_has_router_bias,
-    draft=draft.NEXTN,
+    draft=draft_head.NEXTN,
 )

@@ -5,15 +5,21 @@ Source: transformers' modeling_dots1; the converter's dots1.py; llama.cpp has no
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_router
 from aprfmt.arch.mla import dense_first, groups, shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
 from aprfmt.arch.qwen3 import QK_NORMS
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.sliding_window import (
+    IGNORED_WINDOW,
+    PerLayer,
+    Window,
+    window_every_layer,
+    window_rules,
+)
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 _LAST = 62  # max_window_layers that transformers assumes
@@ -26,8 +32,8 @@ def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     return tuple(i >= first for i in range(hp["n_layers"]))
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *QK_NORMS,
@@ -44,12 +50,12 @@ _TENSORS, _BINDINGS = tables(
 
 DOTS1 = ArchSpec(
     name="dots1",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(32),
-        rules.tied_embeddings(shown=False),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
-        *window_rules(Window(4096, None, _layers, gguf_layers=every)),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(32),
+        hyper_rules.tied_embeddings(shown=False),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
+        *window_rules(Window(4096, None, _layers, gguf_layers=window_every_layer)),
         *moe.counts(128, 6, EXPERTS_HF),
         moe.expert_size(hf_default=1408),
         shared_experts("n_shared_experts"),

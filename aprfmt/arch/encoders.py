@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.named import Made, in_its_styles
 from aprfmt.arch.pooling import pooling
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
+from aprfmt.arch.required_values import divided_heads, must_be
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.stated import divided_heads, must_be
-from aprfmt.arch.values import whole
+from aprfmt.arch.spec_builders import Made, own_styles_only
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -95,22 +95,22 @@ def _made(rows: Sequence[RoleRow]) -> Made:
         for now, then in _OLDEST.items()
         if row.hf.endswith(now)
     )
-    return tables(rows, hf_more=older)
+    return make_tables(rows, hf_more=older)
 
 
 def encoder_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rows that encoders share; positions are learned unless `overrides` say."""
-    return rules.hyper_table(
-        rules.n_kv_heads(hf=""),
+    return hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(hf=""),
         divided_heads(),
-        rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon"),
-        rules.activation("gelu"),
-        rules.fixed("tied_embeddings", True),
+        hyper_rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon"),
+        hyper_rules.activation("gelu"),
+        hyper_rules.fixed("tied_embeddings", True),
         pooling("mean", causal=False),
         *NO_ROPE,
         HyperRule("token_types",
             {"hf": ("type_vocab_size",), "gguf": ("tokenizer.ggml.token_type_count",)}, "size", 1,
-            shape=rules.axis("token_types.weight", 0), shape_wins=True),
+            shape=hyper_rules.axis("token_types.weight", 0), shape_wins=True),
         *overrides,
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _offset(default: int) -> HyperRule:
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         found = facts.first("pad_token_id")
-        return None if found is None else (whole(*found) + 1, found[1])
+        return None if found is None else (whole_number(*found) + 1, found[1])
 
     return HyperRule(
         "position_offset", default=default, read={"hf": read},
@@ -164,7 +164,7 @@ def encoder(
     `unused` are stored tensors that no pass reads.
     """
     activation = next(rule.default for rule in hyper if rule.name == "activation")
-    return in_its_styles(ArchSpec(
+    return own_styles_only(ArchSpec(
         name=name, hyper=hyper, tensors=made[0], bindings=made[1], block=block,
         ignored=COMMON_IGNORED.union(more_ignored.split()),
         buffers={"hf": (*_BUFFERS["hf"], *unused)},
@@ -182,7 +182,7 @@ ROBERTA = encoder(
 def _causal(prefix: str, head: str, norm_name: str, words: str) -> Made:
     """Return the tables of a bert that looks back only, with the head of masked words."""
     inside = (replace(row, hf=prefix + row.hf) for row in _BERT_ROWS if row not in POOLER)
-    return tables((
+    return make_tables((
         *inside,
         *(RoleRow(f"head_in.{part}", f"{head}dense.{part}", ("hidden_size",) * axes, layered=False)
           for part, axes in (("weight", 2), ("bias", 1))),
@@ -200,7 +200,9 @@ def _looks_back(names: Collection[str], values: Mapping[str, Value]) -> bool:
 def _causal_hyper(*more: HyperRule) -> tuple[HyperRule, ...]:
     write = {"hf": lambda value, hp: {"is_decoder": True}}
     return encoder_hyper(
-        replace(pooling(), write={**pooling().write, **write}), rules.tied_embeddings(True), *more
+        replace(pooling(), write={**pooling().write, **write}),
+        hyper_rules.tied_embeddings(True),
+        *more,
     )
 
 
@@ -233,13 +235,13 @@ DISTILBERT = encoder(
         *norm("layer_output_norm", _D + "output_layer_norm", bias=True),
     )),
     encoder_hyper(
-        rules.hidden_size(768, "dim hidden_size"),
-        rules.n_layers(6, "n_layers num_hidden_layers"),
-        rules.n_heads(12, "n_heads num_attention_heads"),
-        rules.ffn_size(3072, "hidden_dim intermediate_size"),
-        rules.vocab_size(30522),
-        rules.context_length(512),
-        rules.activation("gelu", "activation"),
+        hyper_rules.hidden_size(768, "dim hidden_size"),
+        hyper_rules.n_layers(6, "n_layers num_hidden_layers"),
+        hyper_rules.n_heads(12, "n_heads num_attention_heads"),
+        hyper_rules.ffn_size(3072, "hidden_dim intermediate_size"),
+        hyper_rules.vocab_size(30522),
+        hyper_rules.context_length(512),
+        hyper_rules.activation("gelu", "activation"),
     ),
     evidence=_without_types,
 )  # fmt: skip
@@ -264,9 +266,9 @@ MPNET = encoder(
         *POOLER,
     )),
     encoder_hyper(
-        rules.size("position_buckets", "relative_attention_num_buckets", default=32,
-            shape=rules.axis("attn_rel_b.weight", 0), shape_wins=True, check=_buckets),
-        rules.fixed("position_offset", 2),
+        hyper_rules.size("position_buckets", "relative_attention_num_buckets", default=32,
+            shape=hyper_rules.axis("attn_rel_b.weight", 0), shape_wins=True, check=_buckets),
+        hyper_rules.fixed("position_offset", 2),
     ),
     replace(_SKIPPING, score_bias="relative"),
 )  # fmt: skip

@@ -6,15 +6,23 @@ Source: transformers' modeling_ernie4_5_moe; the converter's ernie.py, llama.cpp
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.ernie import BIASES, ROPE
+from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.mla import shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.steps import Reshaped
-from aprfmt.arch.values import number
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import number, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -23,9 +31,9 @@ _FIRST, _LAST, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_laye
 _SMALL = 1e-9  # below what the weights of chosen experts add up to
 _FLAT = (Reshaped(("n_experts",), ("1", "n_experts")),)
 
-_TENSORS, _BINDINGS = tables(
+_TENSORS, _BINDINGS = make_tables(
     (
-        *around(
+        *with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention(),
             *norm("ffn_norm", "post_attention_layernorm"),
@@ -123,11 +131,11 @@ _COUNTS = moe.counts(64, 6, "moe_num_experts num_experts")
 
 ERNIE4_5_MOE = ArchSpec(
     name="ernie4_5_moe",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(4),
-        rules.context_length(131072),
-        rules.norm_eps(1e-5),
-        rules.tied_embeddings(True),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(4),
+        hyper_rules.context_length(131072),
+        hyper_rules.norm_eps(1e-5),
+        hyper_rules.tied_embeddings(True),
         *BIASES,
         *ROPE,
         _COUNTS[0],
@@ -136,7 +144,7 @@ ERNIE4_5_MOE = ArchSpec(
         _shared(),
         _sparse_layers(),
         HyperRule("norm_topk", default=True, check=_divisor),
-        rules.fixed("router", "softmax_bias"),
+        hyper_rules.fixed("router", "softmax_bias"),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -6,13 +6,19 @@ converter's exaone.py, llama.cpp's exaone4.cpp.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.sliding_window import (
+    PerLayer,
+    Window,
+    rotated_windows,
+    window_period,
+    window_rules,
+)
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, period, rotated_windows, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -26,15 +32,15 @@ def _layers(facts: Facts | None, hp: Params) -> PerLayer:
     found = None if facts is None else facts.first(_PATTERN)
     if found is None or not isinstance(found[0], str):
         length = 4 if found is None else whole_number(*found)  # 0: no windows
-        return period(length)(facts, hp) if length else (False,) * hp["n_layers"]
+        return window_period(length)(facts, hp) if length else (False,) * hp["n_layers"]
     letters = found[0]
     if not letters or set(letters) - set("LG"):
         raise ArchError(f"{found[1]}: is {letters!r}; expected a period, or letters L and G")
     return tuple(letters[i % len(letters)] == "L" for i in range(hp["n_layers"]))
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *attention(bias=None, out_bias=None),
         *QK_NORMS,
         *norm("post_attention_norm", "post_attention_layernorm"),
@@ -46,10 +52,10 @@ _TENSORS, _BINDINGS = tables(
 
 EXAONE4 = ArchSpec(
     name="exaone4",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(32),
-        rules.norm_eps(1e-5),
-        rules.fixed("qk_norm", True),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(32),
+        hyper_rules.norm_eps(1e-5),
+        hyper_rules.fixed("qk_norm", True),
         *window_rules(
             Window(4096, lambda hp: 4096 if hp["n_layers"] == _WINDOWED else None, _layers)
         ),

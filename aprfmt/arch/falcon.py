@@ -10,15 +10,14 @@ falcon.cpp.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
-from aprfmt.arch.named import in_its_styles
-from aprfmt.arch.rows import Q, RoleRow, around, linear, norm, tables
+from aprfmt.arch.required_values import divided_heads, must_be
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.stated import divided_heads, must_be
-from aprfmt.arch.values import boolean
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.spec_builders import own_styles_only
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import boolean, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -29,7 +28,7 @@ _SECOND = ("ffn_norm.weight", "ffn_norm.bias")
 
 
 def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
-    return around(
+    return with_model_rows(
         *norms,
         *fused_rows("attention_bias"),
         *linear("attn_output", _H + "self_attention.dense", "hidden_size", Q,
@@ -50,7 +49,7 @@ def _norm(role: str, hf: str, gguf: str, needs: str = "") -> tuple[RoleRow, ...]
 
 
 _FUSED = fused_in(_H + "self_attention.query_key_value", GROUPED)
-_ONE = tables(
+_ONE = make_tables(
     _layer(
         *norm("attn_norm", _H + "input_layernorm", bias=True),
         *_norm("ffn_norm", "post_attention_layernorm", "", "!parallel_residual"),
@@ -58,7 +57,7 @@ _ONE = tables(
     hf_first=_FUSED,
     gguf_first=GGUF_FUSED,
 )
-_TWO = tables(
+_TWO = make_tables(
     _layer(
         *_norm("attn_norm", "ln_attn", "attn_norm_2"), *_norm("ffn_norm", "ln_mlp", "attn_norm")
     ),
@@ -107,31 +106,35 @@ def _residual(two: bool, alibi: bool) -> HyperRule:
             must_be(facts, {_NEW: True})
         return ""
 
-    rule = rules.flag("parallel_residual", True, "parallel_attn", absent=() if two else _SECOND)
+    rule = hyper_rules.flag(
+        "parallel_residual", True, "parallel_attn", absent=() if two else _SECOND
+    )
     return replace(rule, check=check)
 
 
 def _positions(alibi: bool) -> tuple[HyperRule, ...]:
     """Return the rules of distances added to the scores, for which q and k are not rotated."""
-    most = rules.fixed("alibi_max_bias", 8.0 if alibi else None)
+    most = hyper_rules.fixed("alibi_max_bias", 8.0 if alibi else None)
     most = replace(most, write={"hf": lambda value, hp: {"alibi": alibi}})
     return (most, *(NO_ROPE if alibi else ()))
 
 
 def _hyper(two: bool, alibi: bool) -> tuple[HyperRule, ...]:
-    return rules.hyper_table(
-        rules.n_layers(hf="num_hidden_layers n_layer"),
-        rules.n_heads(hf="num_attention_heads n_head"),
+    return hyper_rules.hyper_table(
+        hyper_rules.n_layers(hf="num_hidden_layers n_layer"),
+        hyper_rules.n_heads(hf="num_attention_heads n_head"),
         replace(
-            rules.n_kv_heads(hf=""), read={"hf": _key_heads(two)}, write={"hf": _write_heads(two)}
+            hyper_rules.n_kv_heads(hf=""),
+            read={"hf": _key_heads(two)},
+            write={"hf": _write_heads(two)},
         ),
         divided_heads(),
-        rules.ffn_size(four_times, "ffn_hidden_size"),
-        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
-        rules.activation("gelu", "activation"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(False, "bias"),
-        rules.flag("mlp_bias", False, "bias", present=("ffn_up.bias",), written=False),
+        hyper_rules.ffn_size(four_times, "ffn_hidden_size"),
+        hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        hyper_rules.activation("gelu", "activation"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(False, "bias"),
+        hyper_rules.flag("mlp_bias", False, "bias", present=("ffn_up.bias",), written=False),
         _residual(two, alibi),
         *_positions(alibi),
     )
@@ -162,7 +165,7 @@ def _form(name: str, *, two: bool, alibi: bool) -> ArchSpec:
     block = BlockSpec(norm="layer", mlp="plain", parallel_norm="two" if two else "one")
     if alibi:
         block = replace(block, position="none", score_bias="alibi_keys")
-    return in_its_styles(ArchSpec(
+    return own_styles_only(ArchSpec(
         name=name, hyper=_hyper(two, alibi), tensors=tensors, bindings=bindings, block=block,
         lost=_LOST, evidence=evidence if two or alibi else None,
         ignored=_IGNORED | (_ROPE_KEYS if alibi else frozenset())

@@ -8,25 +8,33 @@ converter's falcon_h1.py.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.mamba import (
     IGNORED,
     LOST,
     bias_rules,
-    expanded,
     head_rules,
+    inner_width_rule,
     limit_rules,
     mamba2_mixer,
     mixer_rules,
     state_rules,
 )
-from aprfmt.arch.named import described
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import LAYER, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.values import number, sequence
+from aprfmt.arch.spec_builders import full_spec
+from aprfmt.arch.tensor_rows import (
+    LAYER,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import number, sequence
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -90,10 +98,10 @@ def _each(value: Value) -> tuple[float, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-FALCON_H1 = described(
+FALCON_H1 = full_spec(
     "falcon_h1",
-    tables(
-        around(
+    make_tables(
+        with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention(),
             *mamba2_mixer(LAYER + "mamba", out_bias="ssm_out_bias"),
@@ -105,22 +113,22 @@ FALCON_H1 = described(
         ),
         gguf_more=(Binding(("blk.{L}.ffn_norm.weight",), ("ffn_norm.weight",)),),
     ),
-    rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.ffn_size(14336),
-        rules.context_length(8192),
-        rules.norm_eps(1e-5),
-        *rules.attention_biases(),
-        rules.mlp_bias(hf="mlp_bias"),
-        *rope_rules(Rope(theta=100000.0)),
-        HyperRule("ssm_layers", default=rules.per_layer(True)),
-        expanded("mamba_expand", "mamba_d_ssm"),
+    hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.ffn_size(14336),
+        hyper_rules.context_length(8192),
+        hyper_rules.norm_eps(1e-5),
+        *hyper_rules.attention_biases(),
+        hyper_rules.mlp_bias(hf="mlp_bias"),
+        *rope_rules(RopeDefaults(theta=100000.0)),
+        HyperRule("ssm_layers", default=hyper_rules.per_layer(True)),
+        inner_width_rule("mamba_expand", "mamba_d_ssm"),
         *head_rules("mamba_n_heads", "mamba_n_groups", 128, 1),
         *state_rules("mamba_d_state", "mamba_d_conv", 256),
         *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
-        rules.flag("ssm_out_bias", False, "projectors_bias", present=("ssm_out.bias",)),
+        hyper_rules.flag("ssm_out_bias", False, "projectors_bias", present=("ssm_out.bias",)),
         *mixer_rules(limits=limit_rules()),
-        rules.flag("ssm_norm", False, "mamba_rms_norm", present=("ssm_norm.weight",)),
+        hyper_rules.flag("ssm_norm", False, "mamba_rms_norm", present=("ssm_norm.weight",)),
         HyperRule(
             "ssm_norm_first", {"hf": ("mamba_norm_before_gate",)}, "bool", True, {"gguf": False}
         ),

@@ -4,10 +4,18 @@ GGUF stores every norm weight with the 1 added. Source: docs/reference/architect
 converter's gemma.py; llama.cpp's gemma graphs.
 """
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
-from aprfmt.arch.steps import Added
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
 PLUS_ONE = (Added(1.0),)
 NO_BIASES = Loss(
@@ -25,11 +33,11 @@ def gemma_norm(role: str, hf: str, size: tuple[str, ...] = ("hidden_size",)) -> 
 
 def embedding_scale() -> HyperRule:
     """Return the rule for sqrt(hidden_size), to be rounded to the weights' dtype when used."""
-    return rules.fixed("embedding_scale", lambda hp: float(hp["hidden_size"]) ** 0.5)
+    return hyper_rules.fixed("embedding_scale", lambda hp: float(hp["hidden_size"]) ** 0.5)
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *gemma_norm("attn_norm", "input_layernorm"),
         *attention(),
         *gemma_norm("ffn_norm", "post_attention_layernorm"),
@@ -42,13 +50,13 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA = ArchSpec(
     name="gemma",
-    hyper=rules.hyper_table(
-        rules.head_dim(256),
-        rules.context_length(8192),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.head_dim(256),
+        hyper_rules.context_length(8192),
         # In gemma 1 configs `gelu` means the tanh form.
-        rules.activation("gelu_tanh", names={"gelu": "gelu_tanh"}),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
+        hyper_rules.activation("gelu_tanh", names={"gelu": "gelu_tanh"}),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
         embedding_scale(),
     ),
     tensors=_TENSORS,

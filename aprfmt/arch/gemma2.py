@@ -6,12 +6,12 @@ docs/reference/architectures.md; llama.cpp's gemma2.cpp.
 
 from collections.abc import Callable, Collection, Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, tables
+from aprfmt.arch.sliding_window import Window, window_period, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.values import positive
-from aprfmt.arch.window import Window, period, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, with_model_rows
+from aprfmt.arch.value_checks import positive
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -49,14 +49,14 @@ def query_scale(largest: int) -> HyperRule:
         found = facts.first("query_pre_attn_scalar")
         if found is None:
             return None
-        return rules.scale_factor(positive(*found) ** -0.5, found[1]), found[1]
+        return hyper_rules.scale_factor(positive(*found) ** -0.5, found[1]), found[1]
 
     def write(value: Value, hp: Params) -> Params:
         scalar = value**-2.0
         near = round(scalar)
         return {"query_pre_attn_scalar": near if near and near**-0.5 == value else scalar}
 
-    return rules.attn_scale(
+    return hyper_rules.attn_scale(
         lambda hp: SCALAR**-0.5, derived_scale(largest), read={"hf": read}, write={"hf": write}
     )
 
@@ -82,7 +82,7 @@ def softcap(name: str, hf: str, gguf: str, default: float | None) -> HyperRule:
 
 def pattern_loss(every: int) -> Loss:
     """Return the loss for a window pattern that differs from llama.cpp's fixed period."""
-    usual = period(every)
+    usual = window_period(every)
     return Loss(
         "gguf",
         "window_layers",
@@ -99,8 +99,8 @@ SANDWICH = (
     *gemma_norm("post_ffw_norm", "post_feedforward_layernorm"),
 )
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *gemma_norm("attn_norm", "input_layernorm"),
         *attention(),
         *SANDWICH,
@@ -112,14 +112,14 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA2 = ArchSpec(
     name="gemma2",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(4),
-        rules.head_dim(256),
-        rules.context_length(8192),
-        rules.activation("gelu_tanh", "hidden_activation"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        *window_rules(Window(4096, 4096, period(2), stated=True)),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(4),
+        hyper_rules.head_dim(256),
+        hyper_rules.context_length(8192),
+        hyper_rules.activation("gelu_tanh", "hidden_activation"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        *window_rules(Window(4096, 4096, window_period(2), stated=True)),
         query_scale(LARGEST),
         softcap("attn_softcap", "attn_logit_softcapping", "attn_logit_softcapping", 50.0),
         softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),

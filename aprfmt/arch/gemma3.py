@@ -7,7 +7,7 @@ llama.cpp's gemma3.cpp.
 from collections.abc import Mapping
 from reprlib import repr as short_repr
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
 from aprfmt.arch.gemma2 import (
     SANDWICH,
@@ -19,11 +19,11 @@ from aprfmt.arch.gemma2 import (
     softcap,
 )
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, around, attention, tables
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import PerLayer, Window, window_period, window_rules
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, period, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, with_model_rows
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 LARGEST = 62  # layers of the 27B model
@@ -33,7 +33,7 @@ LOCAL_THETA = 10000.0
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Window all layers but every sixth; the old key sliding_window_pattern may change that."""
     found = None if facts is None else facts.first("sliding_window_pattern")
-    return period(6 if found is None else whole_number(*found, 1))(facts, hp)
+    return window_period(6 if found is None else whole_number(*found, 1))(facts, hp)
 
 
 def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
@@ -47,8 +47,8 @@ def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
     )
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *gemma_norm("attn_norm", "input_layernorm"),
         *attention(),
         *gemma_norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
@@ -61,22 +61,22 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA3 = ArchSpec(
     name="gemma3",
-    hyper=rules.hyper_table(
+    hyper=hyper_rules.hyper_table(
         # Multimodal checkpoints leave out keys whose value is transformers' default.
-        rules.hidden_size(2304),
-        rules.n_layers(26),
-        rules.n_heads(8),
-        rules.n_kv_heads(4),
-        rules.head_dim(256),
-        rules.ffn_size(9216),
-        rules.vocab_size(262208),
-        rules.context_length(131072),
-        rules.activation("gelu_tanh", "hidden_activation"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
+        hyper_rules.hidden_size(2304),
+        hyper_rules.n_layers(26),
+        hyper_rules.n_heads(8),
+        hyper_rules.n_kv_heads(4),
+        hyper_rules.head_dim(256),
+        hyper_rules.ffn_size(9216),
+        hyper_rules.vocab_size(262208),
+        hyper_rules.context_length(131072),
+        hyper_rules.activation("gelu_tanh", "hidden_activation"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
         *rope_rules(
-            Rope(
+            RopeDefaults(
                 theta=1e6, theta_local=LOCAL_THETA, local_key="rope_local_base_freq", layers="full"
             )
         ),

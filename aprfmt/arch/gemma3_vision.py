@@ -10,13 +10,13 @@ gemma.py.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.gemma import PLUS_ONE
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import RoleRow, tables
+from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import Binding, HyperRule
-from aprfmt.arch.vision import UNUSED, of_projector, siglip_hyper, siglip_rows
-from aprfmt.arch.vocabulary import PROJECTORS
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import RoleRow, make_tables
+from aprfmt.arch.vision_towers import UNUSED, projector_model, siglip_hyper, siglip_rows
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -41,7 +41,7 @@ def _write(value: Value, hp: Params) -> Params:
 
 _SIGLIP = siglip_rows()
 _WIDTHS = ("hidden_size", "projection_size")
-_TENSORS, _BINDINGS = tables(
+_TENSORS, _BINDINGS = make_tables(
     (
         *(replace(row, hf=f"{_TOWER}vision_model.{row.hf}") for row in _SIGLIP),
         RoleRow("mm.input_projection.weight", f"{_PROJECTOR}mm_input_projection_weight", _WIDTHS,
@@ -52,16 +52,16 @@ _TENSORS, _BINDINGS = tables(
     hf_more=tuple(Binding((f"{_TOWER}{row.hf}",), (row.role,)) for row in _SIGLIP),
 )  # fmt: skip
 
-GEMMA3_VISION = named(
+GEMMA3_VISION = names_only_spec(
     _NAME, (_TENSORS, _BINDINGS),
-    rules.hyper_table(
+    hyper_rules.hyper_table(
         *siglip_hyper(),
-        rules.size("image_tokens", "mm_tokens_per_image", default=256),
+        hyper_rules.size("image_tokens", "mm_tokens_per_image", default=256),
         HyperRule(
             "projection_size", {"gguf": ("{arch}.vision.projection_dim",)}, "size",
-            write={"gguf": _write}, shape=rules.axis("mm.input_projection.weight", 1),
+            write={"gguf": _write}, shape=hyper_rules.axis("mm.input_projection.weight", 1),
         ),
     ),
-    evidence=of_projector(KIND), section="vision_config",
+    evidence=projector_model(KIND), section="vision_config",
     ignored=UNUSED | {"text_config", "vision.projector.scale_factor"},
 )  # fmt: skip

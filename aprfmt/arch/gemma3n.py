@@ -12,17 +12,25 @@ from dataclasses import replace
 from reprlib import repr as short_repr
 from statistics import NormalDist
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma import NO_BIASES, embedding_scale
 from aprfmt.arch.gemma2 import pattern_loss, softcap
-from aprfmt.arch.joins import Stacked
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, Q, RoleRow, around, gated_mlp, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import PerLayer, Window, require_causal, window_period, window_rules
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.values import number, sequence, single
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, causal, period, window_rules
+from aprfmt.arch.tensor_rows import (
+    KV,
+    Q,
+    RoleRow,
+    gated_mlp,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import nearest_float32, number, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -34,7 +42,7 @@ BIAS, OUT_BIAS = "attention_bias", "attention_out_bias"
 _LAST = {"hf": "num_kv_shared_layers", "gguf": "{arch}.attention.shared_kv_layers"}
 
 
-def once(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow:
+def whole_model_row(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow:
     """Return the row of a whole-model tensor."""
     return RoleRow(f"{role}.weight", f"{hf}.weight", shape, needs, layered=False)
 
@@ -43,12 +51,22 @@ def per_layer_embeddings(needs: str = "") -> Rows:
     """Return the embedding that has a part for every layer, its projection and its norm."""
     wide = f"n_layers*{PER}"
     return (
-        once("per_layer_token_embd", "model.embed_tokens_per_layer", "per_layer_vocab", wide,
-            needs=needs),
-        once("per_layer_model_proj", "model.per_layer_model_projection", wide, "hidden_size",
-            needs=needs),
-        once("per_layer_proj_norm", "model.per_layer_projection_norm", PER, needs=needs),
-    )  # fmt: skip
+        whole_model_row(
+            "per_layer_token_embd",
+            "model.embed_tokens_per_layer",
+            "per_layer_vocab",
+            wide,
+            needs=needs,
+        ),
+        whole_model_row(
+            "per_layer_model_proj",
+            "model.per_layer_model_projection",
+            wide,
+            "hidden_size",
+            needs=needs,
+        ),
+        whole_model_row("per_layer_proj_norm", "model.per_layer_projection_norm", PER, needs=needs),
+    )
 
 
 def per_layer_inputs(needs: str = "") -> Rows:
@@ -106,7 +124,7 @@ def kv_sources(hp: Params) -> tuple[int | None, ...]:
 
 def _shared(value: Value, facts: Facts, hp: Params) -> str:
     """Raise ArchError for a layer that would use keys and values which no layer has."""
-    said = causal(value, facts, hp)
+    said = require_causal(value, facts, hp)
     sources = kv_sources({OWN: hp[OWN], "window_layers": value})
     if None in sources:
         layer = sources.index(None)
@@ -128,7 +146,7 @@ def listed_windows(
     return positions, replace(layers, write=write, check=_shared)
 
 
-def only(name: str, value: Value, *keys: str) -> HyperRule:
+def fixed_rule(name: str, value: Value, *keys: str) -> HyperRule:
     """Return the rule for a hyperparameter that is the same in every published model.
 
     ArchError for a key that says otherwise.
@@ -153,8 +171,8 @@ def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
     return (
         HyperRule(PER, {"hf": ("hidden_size_per_layer_input",), "gguf": (key,)}, "int",
             default, {"gguf": 0}),
-        rules.size("per_layer_vocab", "vocab_size_per_layer_input", default=vocab,
-            shape=rules.axis("per_layer_token_embd.weight", 0), shape_wins=True),
+        hyper_rules.size("per_layer_vocab", "vocab_size_per_layer_input", default=vocab,
+            shape=hyper_rules.axis("per_layer_token_embd.weight", 0), shape_wins=True),
     )  # fmt: skip
 
 
@@ -193,7 +211,7 @@ def same_width(default: int) -> HyperRule:
             raise ArchError(f"{found[1]}: has {len(widths)} widths; expected one for all layers")
         return widths.pop(), found[1]
 
-    rule = rules.ffn_size(default)
+    rule = hyper_rules.ffn_size(default)
     gguf = rule.keys["gguf"][0]
     return replace(rule, read={
         "hf": lambda facts, hp: read("intermediate_size", facts, hp),
@@ -254,15 +272,21 @@ def _sparsity() -> HyperRule:
         return tuple(_share_of(float(one)) for one in listed), found[1]
 
     return HyperRule(
-        _SPARSE, default=usual, read={"hf": hf, "gguf": gguf},
-        write={"hf": lambda value, hp: {"activation_sparsity_pattern": list(value)},
-               "gguf": lambda value, hp: {key: [single(std_multiplier(one)) for one in value]}},
-    )  # fmt: skip
+        _SPARSE,
+        default=usual,
+        read={"hf": hf, "gguf": gguf},
+        write={
+            "hf": lambda value, hp: {"activation_sparsity_pattern": list(value)},
+            "gguf": lambda value, hp: {
+                key: [nearest_float32(std_multiplier(one)) for one in value]
+            },
+        },
+    )
 
 
 def _copies() -> HyperRule:
     """Return the rule for the copies of the stream; the first one goes through the layers."""
-    first = only("", 0, "altup_active_idx", "{arch}.altup.active_idx")
+    first = fixed_rule("", 0, "altup_active_idx", "{arch}.altup.active_idx")
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
         assert first.check is not None
@@ -276,7 +300,7 @@ def _copies() -> HyperRule:
     def gguf(value: Value, hp: Params) -> Params:
         return {"{arch}.altup.active_idx": 0, "{arch}.altup.num_inputs": value}
 
-    usual = rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4)
+    usual = hyper_rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4)
     return replace(usual, check=check, write={"hf": hf, "gguf": gguf})
 
 
@@ -320,8 +344,8 @@ _ALTUP = (
     *linear("laurel_r", "laurel.linear_right", "hidden_size", "laurel_rank"),
     *norm("laurel_post_norm", "laurel.post_laurel_norm"),
 )
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *per_layer_embeddings(),
         _side("altup_proj", "altup_projections"),
         _side("altup_unembd_proj", "altup_unembed_projections"),
@@ -342,34 +366,36 @@ _TENSORS, _BINDINGS = tables(
 )
 GEMMA3N = ArchSpec(
     name="gemma3n",
-    hyper=rules.hyper_table(
-        rules.hidden_size(2048),
-        rules.n_layers(35),
-        rules.n_heads(8),
-        rules.n_kv_heads(2),
-        rules.head_dim(256),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.hidden_size(2048),
+        hyper_rules.n_layers(35),
+        hyper_rules.n_heads(8),
+        hyper_rules.n_kv_heads(2),
+        hyper_rules.head_dim(256),
         same_width(16384),
-        rules.vocab_size(262400),
-        rules.context_length(32768),
-        rules.activation("gelu_tanh", "hidden_activation"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
-        rules.fixed("attn_scale", 1.0),
+        hyper_rules.vocab_size(262400),
+        hyper_rules.context_length(32768),
+        hyper_rules.activation("gelu_tanh", "hidden_activation"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
+        hyper_rules.fixed("attn_scale", 1.0),
         *rope_rules(
-            Rope(theta=1e6, theta_local=10000.0, local_key="rope_local_base_freq", layers="full")
+            RopeDefaults(
+                theta=1e6, theta_local=10000.0, local_key="rope_local_base_freq", layers="full"
+            )
         ),
-        *listed_windows(512, period(5)),
+        *listed_windows(512, window_period(5)),
         softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),
         embedding_scale(),
         own_kv(15),
         *per_layer_sizes(262144, 256),
         _copies(),
-        rules.flag("altup_scaled", True, "altup_correct_scale"),
+        hyper_rules.flag("altup_scaled", True, "altup_correct_scale"),
         HyperRule("altup_extra", default=lambda hp: hp[_N] - 1),
-        rules.size(
+        hyper_rules.size(
             "laurel_rank", "laurel_rank", default=64,
-            shape=rules.axis("laurel_l.weight", 0), shape_wins=True,
+            shape=hyper_rules.axis("laurel_l.weight", 0), shape_wins=True,
         ),
         _sparsity(),
     ),

@@ -10,7 +10,7 @@ llama.cpp's gemma4.cpp.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.gemma import NO_BIASES, embedding_scale
 from aprfmt.arch.gemma2 import softcap
 from aprfmt.arch.gemma3n import (
@@ -27,15 +27,23 @@ from aprfmt.arch.gemma3n import (
     per_layer_inputs,
     per_layer_sizes,
 )
-from aprfmt.arch.joins import Split
+from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import FREQS, UNTURNED
-from aprfmt.arch.rope_hf import Rope, full_head_dim
-from aprfmt.arch.rows import KV, LAYER, Q, RoleRow, around, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
+from aprfmt.arch.sliding_window import PerLayer, window_period
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, DerivedTensor, Facts, HyperRule, Read
-from aprfmt.arch.values import boolean, number, sequence
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, period
+from aprfmt.arch.tensor_rows import (
+    KV,
+    LAYER,
+    Q,
+    RoleRow,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import boolean, number, sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -124,7 +132,7 @@ _JOINED = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 _HALVES = (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),)
 
 
-_ROPE = Rope(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True)
+_ROPE = RopeDefaults(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True)
 
 
 def _rope() -> tuple[HyperRule, ...]:
@@ -153,7 +161,7 @@ def _divisors(hp: Params) -> Sequence[float]:
 
 def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
     """Window all layers but every sixth, and never the last one."""
-    return (*period(6)(facts, hp)[:-1], False)
+    return (*window_period(6)(facts, hp)[:-1], False)
 
 
 def _windows(size: int) -> tuple[HyperRule, HyperRule]:
@@ -291,7 +299,7 @@ def _wide_rule() -> HyperRule:
 
     return HyperRule(
         "wide_layers",
-        default=rules.per_layer(False),
+        default=hyper_rules.per_layer(False),
         read={"hf": read, "gguf": gguf},
         write={"hf": lambda value, hp: {"use_double_wide_mlp": any(value)}, "gguf": _nothing},
     )
@@ -309,7 +317,7 @@ def _moe_layers() -> HyperRule:
 
     return HyperRule(
         "moe_layers",
-        default=rules.per_layer(False),
+        default=hyper_rules.per_layer(False),
         read={"hf": read, "gguf": gguf},
         write={"hf": lambda value, hp: {"enable_moe_block": any(value)}, "gguf": _nothing},
     )
@@ -329,12 +337,12 @@ def _few_kv_heads(facts: Facts, hp: Params) -> Found:
 
 def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule, ...]:
     """Return the rules of every gemma 4; `per_layer` is the unstated width of its embeddings."""
-    return rules.hyper_table(
-        rules.hidden_size(2304),
-        rules.n_layers(30),
-        rules.n_heads(8),
+    return hyper_rules.hyper_table(
+        hyper_rules.hidden_size(2304),
+        hyper_rules.n_layers(30),
+        hyper_rules.n_heads(8),
         replace(
-            rules.n_kv_heads(4), write={"gguf": _write_kv},
+            hyper_rules.n_kv_heads(4), write={"gguf": _write_kv},
             read={"gguf": lambda facts, hp: _kv(True, facts, hp)},
         ),
         HyperRule("head_dim", {"hf": ("head_dim",), "gguf": (_LENGTH + "_swa",)}, "size", 256,
@@ -349,15 +357,16 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
             read={"hf": _few_kv_heads, "gguf": lambda facts, hp: _kv(False, facts, hp)},
             write={"gguf": _nothing}),
         replace(
-            rules.ffn_size(9216), read={"gguf": _widths}, write={"gguf": _write_widths}, shape=None,
+            hyper_rules.ffn_size(9216), read={"gguf": _widths}, write={"gguf": _write_widths},
+            shape=None,
         ),
-        rules.vocab_size(262144),
-        rules.context_length(context),
-        rules.activation("gelu_tanh", "hidden_activation"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
-        rules.fixed("attn_scale", 1.0),
+        hyper_rules.vocab_size(262144),
+        hyper_rules.context_length(context),
+        hyper_rules.activation("gelu_tanh", "hidden_activation"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
+        hyper_rules.fixed("attn_scale", 1.0),
         *_rope(),
         *_windows(window),
         _FINAL_CAP,
@@ -372,12 +381,12 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
         _count("moe_ffn_size", "moe_intermediate_size", "expert_feed_forward_length"),
         _moe_layers(),
         moe.router("softmax"),
-        rules.fixed("norm_topk", True),
+        hyper_rules.fixed("norm_topk", True),
     )  # fmt: skip
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *per_layer_embeddings(PER),
         *_NORMS[0],
         *_attention(),

@@ -4,15 +4,24 @@ The source pairs adjacent elements, so GGUF permutes nothing; it keeps gate and 
 phi3. Source: transformers' modeling_glm4; the converter's glm.py, llama.cpp's glm4.cpp.
 """
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(out_bias=None),
         *norm("post_attention_norm", "post_self_attn_layernorm"),
@@ -28,14 +37,14 @@ _TENSORS, _BINDINGS = tables(
 
 GLM4 = ArchSpec(
     name="glm4",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(2),
-        rules.head_dim(128),
-        rules.context_length(131072),
-        rules.norm_eps(1.5625e-7),
-        rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
-        *rope_rules(Rope(partial=0.5)),
-        rules.rope_style("interleaved"),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(2),
+        hyper_rules.head_dim(128),
+        hyper_rules.context_length(131072),
+        hyper_rules.norm_eps(1.5625e-7),
+        hyper_rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
+        *rope_rules(RopeDefaults(partial=0.5)),
+        hyper_rules.rope_style("interleaved"),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

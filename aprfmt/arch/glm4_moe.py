@@ -4,17 +4,25 @@ GGUF calls the norm before the MLP `post_attention_norm`. Source: transformers' 
 the converter's glm.py, llama.cpp's glm4-moe.cpp.
 """
 
-from aprfmt.arch import draft, losses, moe, rules
+from aprfmt.arch import draft_head, hyper_rules, losses, moe
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_router
 from aprfmt.arch.mla import dense_first, groups, shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(out_bias=None),
         *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), "qk_norm"),
@@ -33,14 +41,14 @@ _TENSORS, _BINDINGS = tables(
 
 GLM4_MOE = ArchSpec(
     name="glm4_moe",
-    hyper=rules.hyper_table(
-        draft.main_layers(),
-        rules.n_kv_heads(8),
-        rules.context_length(131072),
-        rules.norm_eps(1e-5),
-        rules.flag("attention_bias", False, "attention_bias", present=("attn_q.bias",)),
-        rules.qk_norm(False, "use_qk_norm"),
-        *rope_rules(Rope(partial=0.5)),
+    hyper=hyper_rules.hyper_table(
+        draft_head.main_layers(),
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.context_length(131072),
+        hyper_rules.norm_eps(1e-5),
+        hyper_rules.flag("attention_bias", False, "attention_bias", present=("attn_q.bias",)),
+        hyper_rules.qk_norm(False, "use_qk_norm"),
+        *rope_rules(RopeDefaults(partial=0.5)),
         *moe.counts(128, 8, EXPERTS_HF),
         moe.expert_size(hf_default=1408),
         shared_experts("n_shared_experts", 1),
@@ -60,5 +68,5 @@ GLM4_MOE = ArchSpec(
             "llama.cpp reads no groups of experts here and chooses among all"),
     ),
     ignored=frozenset({"num_nextn_predict_layers", "num_mtp_layers"}),
-    draft=draft.NEXTN,
+    draft=draft_head.NEXTN,
 )  # fmt: skip

@@ -5,13 +5,13 @@ Source: docs/reference/architectures.md; transformers' modeling_gpt2.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.joins import Split
-from aprfmt.arch.rows import KV, Q, RoleRow, around, linear, norm, tables
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layout_steps import Transposed
+from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.stated import divided_heads
-from aprfmt.arch.steps import Transposed
-from aprfmt.arch.values import boolean
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import boolean
 from aprfmt.base.protocols import Value
 
 _H = "transformer.h.{L}."
@@ -28,8 +28,8 @@ _FUSED_ROWS = tuple(
     for part, roles in _ROLES.items()
     for role, rows in zip(roles, (Q, KV, KV), strict=True)
 )
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         POSITIONS,
         *norm("attn_norm", _H + "ln_1", bias=True),
         *_FUSED_ROWS,
@@ -58,11 +58,11 @@ def _read_scale(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | No
     found = facts.first("scale_attn_weights")
     if found is None:
         return None
-    return (rules.plain_scale(hp) if boolean(*found) else 1.0), found[1]
+    return (hyper_rules.plain_scale(hp) if boolean(*found) else 1.0), found[1]
 
 
 def _write_scale(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
-    return {"scale_attn_weights": value == rules.plain_scale(hp)}
+    return {"scale_attn_weights": value == hyper_rules.plain_scale(hp)}
 
 
 def four_times(hp: Mapping[str, Value]) -> int:
@@ -73,39 +73,39 @@ def four_times(hp: Mapping[str, Value]) -> int:
 
 def scale_rule() -> HyperRule:
     """Return the rule for a switch of the division by sqrt(head_dim)."""
-    return rules.attn_scale(read={"hf": _read_scale}, write={"hf": _write_scale})
+    return hyper_rules.attn_scale(read={"hf": _read_scale}, write={"hf": _write_scale})
 
 
 # Positions are learned, or added to the scores.
 NO_ROPE = (
-    rules.fixed("rope_theta", None),
-    rules.fixed("rope_theta_local", None),
-    rules.fixed("rope_dim", 0),
-    rules.fixed("rope_scaling", None),
-    rules.fixed("rope_style", "half"),
-    HyperRule("rope_layers", default=rules.per_layer(False)),
+    hyper_rules.fixed("rope_theta", None),
+    hyper_rules.fixed("rope_theta_local", None),
+    hyper_rules.fixed("rope_dim", 0),
+    hyper_rules.fixed("rope_scaling", None),
+    hyper_rules.fixed("rope_style", "half"),
+    HyperRule("rope_layers", default=hyper_rules.per_layer(False)),
 )
 
 GPT2 = ArchSpec(
     name="gpt2",
-    hyper=rules.hyper_table(
-        rules.hidden_size(768, "n_embd hidden_size"),
-        rules.n_layers(12, "n_layer num_hidden_layers"),
-        rules.n_heads(12, "n_head num_attention_heads"),
-        rules.n_kv_heads(hf=""),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.hidden_size(768, "n_embd hidden_size"),
+        hyper_rules.n_layers(12, "n_layer num_hidden_layers"),
+        hyper_rules.n_heads(12, "n_head num_attention_heads"),
+        hyper_rules.n_kv_heads(hf=""),
         divided_heads(),
-        rules.ffn_size(four_times, "n_inner"),
-        rules.vocab_size(50257),
-        rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),
-        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
-        rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
-        rules.tied_embeddings(True),
-        rules.fixed("attention_bias", True),
-        rules.fixed("attention_out_bias", True),
-        rules.fixed("mlp_bias", True),
+        hyper_rules.ffn_size(four_times, "n_inner"),
+        hyper_rules.vocab_size(50257),
+        hyper_rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),
+        hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        hyper_rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
+        hyper_rules.tied_embeddings(True),
+        hyper_rules.fixed("attention_bias", True),
+        hyper_rules.fixed("attention_out_bias", True),
+        hyper_rules.fixed("mlp_bias", True),
         *NO_ROPE,
         scale_rule(),
-        rules.flag("attn_scale_by_layer", False, "scale_attn_by_inverse_layer_idx"),
+        hyper_rules.flag("attn_scale_by_layer", False, "scale_attn_by_inverse_layer_idx"),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -115,7 +115,7 @@ GPT2 = ArchSpec(
         Loss(
             "gguf",
             "attn_scale",
-            lambda hp: hp["attn_scale"] != rules.plain_scale(hp) or hp["attn_scale_by_layer"],
+            lambda hp: hp["attn_scale"] != hyper_rules.plain_scale(hp) or hp["attn_scale_by_layer"],
             "llama.cpp divides gpt2's scores by sqrt(head_dim) in every layer",
         ),
     ),

@@ -7,19 +7,19 @@ llama.cpp's starcoder.cpp.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import BUFFERS, NO_ROPE, POSITIONS, four_times, scale_rule
-from aprfmt.arch.rows import Q, around, linear, norm, tables
+from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.stated import divided_heads
-from aprfmt.arch.values import boolean
+from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import boolean
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 _H = "transformer.h.{L}."
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         POSITIONS,
         *norm("attn_norm", _H + "ln_1", bias=True),
         *fused_rows(""),
@@ -43,25 +43,25 @@ def _key_heads(facts: Facts, hp: Params) -> tuple[Value, str] | None:
 
 GPT_BIGCODE = ArchSpec(
     name="gpt_bigcode",
-    hyper=rules.hyper_table(
-        rules.hidden_size(768, "n_embd hidden_size"),
-        rules.n_layers(12, "n_layer num_hidden_layers"),
-        rules.n_heads(12, "n_head num_attention_heads"),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.hidden_size(768, "n_embd hidden_size"),
+        hyper_rules.n_layers(12, "n_layer num_hidden_layers"),
+        hyper_rules.n_heads(12, "n_head num_attention_heads"),
         replace(
-            rules.n_kv_heads(1, hf=""),
+            hyper_rules.n_kv_heads(1, hf=""),
             read={"hf": _key_heads},
             write={"hf": lambda value, hp: {"multi_query": value == 1}},
         ),
         divided_heads(),
-        rules.ffn_size(four_times, "n_inner"),
-        rules.vocab_size(50257),
-        rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),
-        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
-        rules.activation("gelu_tanh", "activation_function"),
-        rules.tied_embeddings(True),
-        rules.fixed("attention_bias", True),
-        rules.fixed("attention_out_bias", True),
-        rules.fixed("mlp_bias", True),
+        hyper_rules.ffn_size(four_times, "n_inner"),
+        hyper_rules.vocab_size(50257),
+        hyper_rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),
+        hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        hyper_rules.activation("gelu_tanh", "activation_function"),
+        hyper_rules.tied_embeddings(True),
+        hyper_rules.fixed("attention_bias", True),
+        hyper_rules.fixed("attention_out_bias", True),
+        hyper_rules.fixed("mlp_bias", True),
         *NO_ROPE,
         scale_rule(),
     ),
@@ -70,7 +70,7 @@ GPT_BIGCODE = ArchSpec(
     block=BlockSpec(norm="layer", position="learned", mlp="plain"),
     lost=(
         *losses.common_losses("gelu_tanh", partial=True),
-        Loss("gguf", "attn_scale", lambda hp: hp["attn_scale"] != rules.plain_scale(hp),
+        Loss("gguf", "attn_scale", lambda hp: hp["attn_scale"] != hyper_rules.plain_scale(hp),
             "llama.cpp divides starcoder's scores by sqrt(head_dim)"),
     ),
     ignored=frozenset(

@@ -4,17 +4,17 @@ q, k and v come head by head in the source, one after the other in GGUF; a quart
 rotated. Source: transformers' modeling_gpt_neox; the converter's gpt_neox.py.
 """
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_rows
+from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import Q, around, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
-from aprfmt.arch.stated import divided_heads
+from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
 
 _L = "gpt_neox.layers.{L}."
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", _L + "input_layernorm", bias=True),
         *fused_rows("attention_bias"),
         *linear("attn_output", _L + "attention.dense", "hidden_size", Q, bias="attention_out_bias"),
@@ -33,17 +33,17 @@ _TENSORS, _BINDINGS = tables(
 
 GPT_NEOX = ArchSpec(
     name="gpt_neox",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(hf=""),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(hf=""),
         divided_heads(),
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        rules.activation("gelu"),
-        rules.tied_embeddings(shown=False),
-        *rules.attention_biases(True),
-        rules.fixed("mlp_bias", True),
-        rules.flag("parallel_residual", True, "use_parallel_residual",
+        hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        hyper_rules.activation("gelu"),
+        hyper_rules.tied_embeddings(shown=False),
+        *hyper_rules.attention_biases(True),
+        hyper_rules.fixed("mlp_bias", True),
+        hyper_rules.flag("parallel_residual", True, "use_parallel_residual",
             gguf="use_parallel_residual"),
-        *rope_rules(Rope(partial=0.25, base_key="rotary_emb_base")),
+        *rope_rules(RopeDefaults(partial=0.25, base_key="rotary_emb_base")),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

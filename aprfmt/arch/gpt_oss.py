@@ -1,19 +1,27 @@
 """gpt-oss: experts in every layer, attention sinks, biases everywhere, clamped swiglu.
 
 Hugging Face keeps gate and up interleaved in one tensor, [experts, in, out] where the values are
-plain and [experts, out, in] where they are MXFP4 (bind.of_packed). GGUF
+plain and [experts, out, in] where they are MXFP4 (binding.bind_packed). GGUF
 calls the norm before the experts `post_attention_norm`. Source:
 docs/reference/architectures.md; the converter's gpt_oss.py.
 """
 
-from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.joins import Split
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layout_steps import Transposed
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import YARN_BETAS, Rope, yarn_attention
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, norm, tables
+from aprfmt.arch.rope_hf import YARN_BETAS, RopeDefaults, yarn_attention
+from aprfmt.arch.sliding_window import Window, window_period, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
-from aprfmt.arch.steps import Transposed
-from aprfmt.arch.window import Window, period, window_rules
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
 _EXPERTS = LAYER + "mlp.experts."
 _TURNED = Transposed()
@@ -29,8 +37,8 @@ _EXPERT_ROWS = tuple(
     for name, shape in (("gate", shapes[0]), ("up", shapes[0]), ("down", shapes[1]))
 )
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         RoleRow("attn_sinks.weight", "self_attn.sinks", ("n_heads",)),
@@ -67,21 +75,21 @@ YARN = {
 
 GPT_OSS = ArchSpec(
     name="gpt_oss",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.head_dim(64),
-        rules.context_length(131072),
-        rules.norm_eps(1e-5),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.head_dim(64),
+        hyper_rules.context_length(131072),
+        hyper_rules.norm_eps(1e-5),
         HyperRule(
             "activation",
             default="swiglu_oai",
             write={"hf": lambda value, hp: {"hidden_act": "silu"}},
         ),
-        rules.tied_embeddings(shown=False),
-        *rules.attention_biases(True),
-        rules.fixed("mlp_bias", True),
-        *rope_rules(Rope(theta=150000.0, hf_default=YARN)),
-        *window_rules(Window(128, 128, period(2), stated=True)),
+        hyper_rules.tied_embeddings(shown=False),
+        *hyper_rules.attention_biases(True),
+        hyper_rules.fixed("mlp_bias", True),
+        *rope_rules(RopeDefaults(theta=150000.0, hf_default=YARN)),
+        *window_rules(Window(128, 128, window_period(2), stated=True)),
         *moe.counts(128, 4, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size"),
         moe.all_layers(),
@@ -99,7 +107,8 @@ GPT_OSS = ArchSpec(
             "gguf",
             "window_layers",
             lambda hp: (
-                hp["sliding_window"] is not None and hp["window_layers"] != period(2)(None, hp)
+                hp["sliding_window"] is not None
+                and hp["window_layers"] != window_period(2)(None, hp)
             ),
             "llama.cpp windows every other layer, starting with the first, whatever the file says",
             assumed=True,

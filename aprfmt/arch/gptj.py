@@ -7,19 +7,19 @@ modeling_gptj; the gguf package's name map.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gpt2 import BUFFERS, four_times
+from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, Q, around, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.stated import divided_heads
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.tensor_rows import KV, Q, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 _H = "transformer.h.{L}."
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", _H + "ln_1", bias=True),
         *linear("attn_q", _H + "attn.q_proj", Q, "hidden_size"),
         *linear("attn_k", _H + "attn.k_proj", KV, "hidden_size"),
@@ -37,7 +37,7 @@ _TENSORS, _BINDINGS = tables(
 
 def _rope() -> tuple[HyperRule, ...]:
     """Return the rope rules; the config counts the rotated elements, and the base is fixed."""
-    rows = {rule.name: rule for rule in rope_rules(Rope(partial=1.0))}
+    rows = {rule.name: rule for rule in rope_rules(RopeDefaults(partial=1.0))}
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
         found = facts.first("rotary_dim")
@@ -63,22 +63,22 @@ def _rope() -> tuple[HyperRule, ...]:
 
 GPTJ = ArchSpec(
     name="gptj",
-    hyper=rules.hyper_table(
-        rules.hidden_size(4096, "n_embd hidden_size"),
-        rules.n_layers(28, "n_layer num_hidden_layers"),
-        rules.n_heads(16, "n_head num_attention_heads"),
-        rules.n_kv_heads(hf=""),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.hidden_size(4096, "n_embd hidden_size"),
+        hyper_rules.n_layers(28, "n_layer num_hidden_layers"),
+        hyper_rules.n_heads(16, "n_head num_attention_heads"),
+        hyper_rules.n_kv_heads(hf=""),
         divided_heads(),
-        rules.ffn_size(four_times, "n_inner"),
-        rules.vocab_size(50400),
-        rules.context_length(2048, "n_positions max_position_embeddings n_ctx"),
-        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
-        rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
-        rules.tied_embeddings(shown=False),
-        rules.fixed("mlp_bias", True),
-        rules.fixed("parallel_residual", True),
+        hyper_rules.ffn_size(four_times, "n_inner"),
+        hyper_rules.vocab_size(50400),
+        hyper_rules.context_length(2048, "n_positions max_position_embeddings n_ctx"),
+        hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        hyper_rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
+        hyper_rules.tied_embeddings(shown=False),
+        hyper_rules.fixed("mlp_bias", True),
+        hyper_rules.fixed("parallel_residual", True),
         *_rope(),
-        rules.rope_style("interleaved"),
+        hyper_rules.rope_style("interleaved"),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

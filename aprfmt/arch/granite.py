@@ -6,24 +6,24 @@ docs/reference/architectures.md; llama.cpp's granite.cpp.
 
 from dataclasses import replace
 
-from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.joins import Split
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import (
+from aprfmt.arch.spec import MISSING, ArchSpec, Binding, BlockSpec, HyperRule
+from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
     RoleRow,
-    around,
     attention,
     experts,
     gated_mlp,
+    make_tables,
     norm,
-    tables,
+    with_model_rows,
 )
-from aprfmt.arch.spec import MISSING, ArchSpec, Binding, BlockSpec, HyperRule
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -40,10 +40,10 @@ def _factor(name: str, hf: str, gguf: str) -> HyperRule:
 
 FACTORS = (
     replace(
-        rules.attn_scale(gguf_default=rules.plain_scale),
+        hyper_rules.attn_scale(gguf_default=hyper_rules.plain_scale),
         keys={"hf": ("attention_multiplier",), "gguf": ("{arch}.attention.scale",)},
         default=1.0,
-        default_in={"gguf": rules.plain_scale, "apr": MISSING},
+        default_in={"gguf": hyper_rules.plain_scale, "apr": MISSING},
         write={},
     ),
     _factor("embedding_scale", "embedding_multiplier", "embedding_scale"),
@@ -60,10 +60,10 @@ FACTORS = (
 
 GRANITE = ArchSpec(
     name="granite",
-    hyper=rules.hyper_table(
-        *rules.attention_biases(),
-        rules.mlp_bias(),
-        rules.rope_style("half", permuted=True),
+    hyper=hyper_rules.hyper_table(
+        *hyper_rules.attention_biases(),
+        hyper_rules.mlp_bias(),
+        hyper_rules.rope_style("half", permuted=True),
         *FACTORS,
     ),
     tensors=_TENSORS,
@@ -82,8 +82,8 @@ MEMORY = (
     Binding((LAYER + "block_sparse_moe.experts.down_proj",), ("ffn_down_exps.weight",)),
     Binding((LAYER + "block_sparse_moe.router.weight",), ("ffn_gate_inp.weight",)),
 )
-_MOE_TENSORS, _MOE_BINDINGS = tables(
-    around(
+_MOE_TENSORS, _MOE_BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -100,15 +100,15 @@ _MOE_TENSORS, _MOE_BINDINGS = tables(
 
 GRANITEMOE = ArchSpec(
     name="granitemoe",
-    hyper=rules.hyper_table(
-        *rules.attention_biases(),
-        rules.rope_style("half", permuted=True),
+    hyper=hyper_rules.hyper_table(
+        *hyper_rules.attention_biases(),
+        hyper_rules.rope_style("half", permuted=True),
         *FACTORS,
         *moe.counts(8, 2, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size"),
         moe.all_layers(),
-        rules.fixed("router", "softmax_topk"),
-        rules.fixed("norm_topk", True),
+        hyper_rules.fixed("router", "softmax_topk"),
+        hyper_rules.fixed("norm_topk", True),
     ),
     tensors=_MOE_TENSORS,
     bindings=_MOE_BINDINGS,

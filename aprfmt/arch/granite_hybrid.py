@@ -7,9 +7,9 @@ modeling files; the gguf package's name map; the converter's granite.py.
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.granite import FACTORS, MEMORY
-from aprfmt.arch.joins import Split
+from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.layer_kinds import (
     ATTENTION,
     SSM,
@@ -18,40 +18,48 @@ from aprfmt.arch.layer_kinds import (
     attention_rows,
     by_index,
     by_names,
-    indices,
     kv_heads,
-    others,
+    other_layers,
+    write_indices,
 )
 from aprfmt.arch.mamba import (
     IGNORED,
     LOST,
     bias_rules,
-    expanded,
     head_rules,
+    inner_width_rule,
     limit_rules,
     mamba2_mixer,
     mixer_rules,
     state_rules,
 )
-from aprfmt.arch.named import Made, described
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import LAYER, RoleRow, around, experts, gated_mlp, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.spec_builders import Made, full_spec
+from aprfmt.arch.tensor_rows import (
+    LAYER,
+    RoleRow,
+    experts,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 ROTATED = "{arch}.rope.scaling.finetuned"
 _SSM_RULES = (
-    others(),
-    expanded("mamba_expand"),
+    other_layers(),
+    inner_width_rule("mamba_expand"),
     *head_rules("mamba_n_heads", "mamba_n_groups", 128, 1),
     *state_rules("mamba_d_state", "mamba_d_conv", 256),
     *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
     *mixer_rules(limits=limit_rules()),
-    rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
+    hyper_rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
 )
 
 
@@ -74,7 +82,7 @@ def _rotated(usual: bool) -> HyperRule:
 
     return HyperRule(
         "rope_layers",
-        default=rules.per_layer(usual),
+        default=hyper_rules.per_layer(usual),
         read={"gguf": gguf} | ({} if usual else {"hf": hf}),
         write={"hf": write_hf, "gguf": lambda value, hp: {ROTATED: any(value)}},
     )
@@ -90,9 +98,9 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
 
 
 _IGNORED = IGNORED | {"mamba_d_head", "z_loss_coefficient", "num_logits_to_keep"}
-BAMBA = described(
+BAMBA = full_spec(
     "bamba",
-    tables(around(
+    make_tables(with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention_rows(permuted=True),
         *mamba2_mixer(LAYER + "mamba", SSM),
@@ -100,17 +108,17 @@ BAMBA = described(
         *gated_mlp(bias="mlp_bias", module="feed_forward"),
         final="model.final_layernorm",
     )),
-    rules.hyper_table(
+    hyper_rules.hyper_table(
         kv_heads(8),
-        rules.ffn_size(14336),
-        rules.context_length(262144),
-        rules.norm_eps(1e-5),
-        *rules.attention_biases(),
-        rules.mlp_bias(),
-        *rope_rules(Rope(partial=0.5)),
-        rules.rope_style("half", permuted=True),
+        hyper_rules.ffn_size(14336),
+        hyper_rules.context_length(262144),
+        hyper_rules.norm_eps(1e-5),
+        *hyper_rules.attention_biases(),
+        hyper_rules.mlp_bias(),
+        *rope_rules(RopeDefaults(partial=0.5)),
+        hyper_rules.rope_style("half", permuted=True),
         _rotated(True),
-        attention_layers(by_index("attn_layer_indices"), indices("attn_layer_indices")),
+        attention_layers(by_index("attn_layer_indices"), write_indices("attn_layer_indices")),
         *_SSM_RULES,
     ),
     BlockSpec(recurrence="mamba2"),
@@ -140,8 +148,8 @@ _ROUTER = RoleRow("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
 def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
     """Return the tables; the MLP that every token takes has a suffix and a size."""
     gate, up, down = (f"ffn_{name}{suffix}.weight" for name in ("gate", "up", "down"))
-    return tables(
-        around(
+    return make_tables(
+        with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention_rows(permuted=True),
             *mamba2_mixer(LAYER + "mamba", SSM),
@@ -164,11 +172,11 @@ def _kinds(value: Value, hp: Params) -> Params:
 
 
 def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    return rules.hyper_table(
+    return hyper_rules.hyper_table(
         kv_heads(),
-        rules.context_length(2048),
-        *rules.attention_biases(),
-        rules.rope_style("half", permuted=True),
+        hyper_rules.context_length(2048),
+        *hyper_rules.attention_biases(),
+        hyper_rules.rope_style("half", permuted=True),
         _rotated(False),
         *FACTORS,
         attention_layers(
@@ -180,29 +188,29 @@ def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 
 _NO_EXPERTS = {"num_local_experts": 0, "num_experts_per_tok": 0}
-GRANITE_HYBRID_MOE = described(
+GRANITE_HYBRID_MOE = full_spec(
     "granite_hybrid_moe", _made("_shexp", "shared_ffn_size",
         (_ROUTER, *experts()[0])),
     _granite(
         *moe.counts(8, 2, "num_local_experts num_experts"),
-        rules.ffn_size(32000),
-        rules.size("moe_ffn_size", "", "expert_feed_forward_length",
+        hyper_rules.ffn_size(32000),
+        hyper_rules.size("moe_ffn_size", "", "expert_feed_forward_length",
             default=lambda hp: hp["ffn_size"]),
-        rules.size("shared_ffn_size", "shared_intermediate_size",
+        hyper_rules.size("shared_ffn_size", "shared_intermediate_size",
             "expert_shared_feed_forward_length", hf_default=1024),
         moe.all_layers(),
-        rules.fixed("router", "softmax_topk"),
-        rules.fixed("norm_topk", True),
+        hyper_rules.fixed("router", "softmax_topk"),
+        hyper_rules.fixed("norm_topk", True),
     ),
     BlockSpec(recurrence="mamba2", shared_expert="plain"),
     evidence=_has_experts, derived=ROPE_TENSORS, ignored=_IGNORED,
     lost=(*LOST, *losses.common_losses()),
 )  # fmt: skip
-GRANITE_HYBRID = described(
+GRANITE_HYBRID = full_spec(
     "granite_hybrid",
     _made("", "ffn_size", ()),
     _granite(
-        rules.ffn_size(1024, "shared_intermediate_size"),
+        hyper_rules.ffn_size(1024, "shared_intermediate_size"),
         # transformers makes eight experts where the key is missing
         HyperRule("n_experts", default=0, write={"hf": lambda value, hp: _NO_EXPERTS}),
     ),

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aprfmt.arch.moves import Moves
-from aprfmt.arch.sizes import size_of
+from aprfmt.arch.element_moves import Moves
+from aprfmt.arch.layout_steps import MAX_MOVES, Shape, Shapes, Sizes, only_shape
+from aprfmt.arch.size_expressions import size_of
 from aprfmt.arch.spec import Array, Move
-from aprfmt.arch.steps import MAX_MOVES, Shape, Shapes, Sizes, only
 from aprfmt.errors import ArchError
 
 
@@ -45,7 +45,7 @@ class ByGroup:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return the logical shapes; ArchError unless the rows are whole groups."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         groups, sizes = self._sizes(hp)
         rows = shape[0] if shape else 0
         if not shape or rows != groups * sum(sizes):
@@ -171,7 +171,7 @@ class Tiled:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return the stored shape."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         self._sizes(shape, hp)
         return [shape]
 
@@ -181,7 +181,7 @@ class Tiled:
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """One run a head, and one for what is before the heads."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         before, keys, each, size = self._sizes(shape, hp)
         outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
         if outer * (keys * each + 1) > MAX_MOVES:

@@ -9,21 +9,28 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, shared_expert
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import HFRope, Rope
-from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.rope_hf import HFRope, RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.values import positive, sequence
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import positive, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
-_ROPE = Rope()
+_ROPE = RopeDefaults()
 
 
 def _alpha(facts: Facts) -> float | None:
@@ -68,9 +75,9 @@ _ATTENTION = (
     *norm("ffn_norm", "post_attention_layernorm"),
 )
 _HYPER = (
-    rules.norm_eps(1e-5),
-    *rules.attention_biases(),
-    rules.fixed("qk_norm", True),
+    hyper_rules.norm_eps(1e-5),
+    *hyper_rules.attention_biases(),
+    hyper_rules.fixed("qk_norm", True),
     *_stretched(),
 )
 _IGNORED = frozenset(
@@ -84,11 +91,11 @@ _IGNORED = frozenset(
 )
 _BLOCK = BlockSpec(qk_norm="head", qk_norm_place="after_rope")
 
-_TENSORS, _BINDINGS = tables(around(*_ATTENTION, *gated_mlp()), hf_more=FUSED)
+_TENSORS, _BINDINGS = make_tables(with_model_rows(*_ATTENTION, *gated_mlp()), hf_more=FUSED)
 
 HUNYUAN_V1_DENSE = ArchSpec(
     name="hunyuan_v1_dense",
-    hyper=rules.hyper_table(*_HYPER),
+    hyper=hyper_rules.hyper_table(*_HYPER),
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=_BLOCK,
@@ -112,8 +119,8 @@ def _same_everywhere(key: str) -> Any:
     return read
 
 
-_MOE_TENSORS, _MOE_BINDINGS = tables(
-    around(
+_MOE_TENSORS, _MOE_BINDINGS = make_tables(
+    with_model_rows(
         *_ATTENTION,
         RoleRow(
             "ffn_gate_inp.weight", "mlp.gate.wg.weight", ("n_experts", "hidden_size"), "moe_layers"
@@ -128,7 +135,7 @@ _COUNTS = moe.counts(1, 1, "num_experts num_local_experts")
 
 HUNYUAN_V1_MOE = ArchSpec(
     name="hunyuan_v1_moe",
-    hyper=rules.hyper_table(
+    hyper=hyper_rules.hyper_table(
         *_HYPER,
         replace(_COUNTS[0], read={"hf": _same_everywhere("num_experts")}),
         replace(
@@ -137,12 +144,12 @@ HUNYUAN_V1_MOE = ArchSpec(
             read={"hf": _same_everywhere("moe_topk")},
         ),
         moe.expert_size("intermediate_size"),
-        rules.size(
+        hyper_rules.size(
             "shared_ffn_size", "intermediate_size", "expert_shared_feed_forward_length",
             default=lambda hp: hp["ffn_size"],
         ),
         moe.all_layers(),
-        rules.fixed("norm_topk", True),
+        hyper_rules.fixed("norm_topk", True),
     ),
     tensors=_MOE_TENSORS,
     bindings=_MOE_BINDINGS,

@@ -7,22 +7,30 @@ modeling_jamba; the gguf package's name map; the converter's jamba.py.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.layer_kinds import (
     SSM,
     attention_layers,
     attention_rows,
     by_period,
-    having,
     kv_heads,
-    others,
+    layers_with_role,
+    other_layers,
     write_period,
 )
-from aprfmt.arch.mamba import bias_rules, expanded, mamba_mixer, rank, state_rules
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import LAYER, RoleRow, around, experts, gated_mlp, norm, tables
+from aprfmt.arch.mamba import bias_rules, inner_width_rule, mamba_mixer, state_rules, time_step_rank
 from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import (
+    LAYER,
+    RoleRow,
+    experts,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 from aprfmt.base.protocols import Value
 
 _ATTENTION = "attn_layer_period", "attn_layer_offset"
@@ -37,10 +45,10 @@ def _sparse(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
     return by_period(*_EXPERTS, (2, 1))(facts, hp)
 
 
-JAMBA = named(
+JAMBA = names_only_spec(
     "jamba",
-    tables(
-        around(
+    make_tables(
+        with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention_rows(bias=None),
             *mamba_mixer(LAYER + "mamba", SSM),
@@ -56,19 +64,19 @@ JAMBA = named(
         ),
         hf_first=_BINDINGS,
     ),
-    rules.hyper_table(
+    hyper_rules.hyper_table(
         kv_heads(8),
-        rules.ffn_size(14336),
-        rules.context_length(262144),
+        hyper_rules.ffn_size(14336),
+        hyper_rules.context_length(262144),
         *NO_ROPE,
         *moe.counts(16, 2),
-        rules.size("moe_ffn_size", default=lambda hp: hp["ffn_size"]),
+        hyper_rules.size("moe_ffn_size", default=lambda hp: hp["ffn_size"]),
         HyperRule("moe_layers", read={"hf": _sparse}, write={"hf": write_period(*_EXPERTS)},
-            default=rules.per_layer(True), shape=having("ffn_gate_inp.weight")),
+            default=hyper_rules.per_layer(True), shape=layers_with_role("ffn_gate_inp.weight")),
         attention_layers(by_period(*_ATTENTION, (8, 4)), write_period(*_ATTENTION)),
-        others(),
-        expanded("mamba_expand"),
-        rank("mamba_dt_rank"),
+        other_layers(),
+        inner_width_rule("mamba_expand"),
+        time_step_rank("mamba_dt_rank"),
         *state_rules("mamba_d_state", "mamba_d_conv", 16),
         *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
     ),

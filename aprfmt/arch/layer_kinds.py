@@ -6,12 +6,11 @@ Sources: transformers' configurations; the converter's jamba.py, granite.py, lfm
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from aprfmt.arch import rules
-from aprfmt.arch.rows import KV, LAYER, Q, RoleRow, linear
+from aprfmt.arch import hyper_rules
+from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.arch.spec import Facts, HyperRule, LayoutStep, Read, Write, split_key
-from aprfmt.arch.steps import RowsPermuted
-from aprfmt.arch.values import sequence
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, linear
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -40,7 +39,7 @@ def attention_rows(
     )  # fmt: skip
 
 
-def having(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], PerLayer | None]:
+def layers_with_role(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], PerLayer | None]:
     """Return a function that says which layers have a role."""
 
     def read(shapes: Mapping[str, tuple[int, ...]]) -> PerLayer | None:
@@ -69,7 +68,7 @@ def kv_heads(hf_default: int | None = None) -> HyperRule:
     def write(value: Value, hp: Params) -> Params:
         return {KV_HEADS: [value if on else 0 for on in hp["attention_layers"]]}
 
-    usual = rules.n_kv_heads(hf_default)
+    usual = hyper_rules.n_kv_heads(hf_default)
     return replace(usual, read={"gguf": read}, write={"gguf": write})
 
 
@@ -77,7 +76,7 @@ def attention_layers(
     hf: Read, write_hf: Write, default: Callable[[Params], PerLayer] | None = None
 ) -> HyperRule:
     """Return the rule for the layers with attention; `hf` reads config.json's keys."""
-    return _by_heads("attention_layers", True, hf, write_hf, default or rules.per_layer(True))
+    return _by_heads("attention_layers", True, hf, write_hf, default or hyper_rules.per_layer(True))
 
 
 def convolved_layers(hf: Read, write_hf: Write) -> HyperRule:
@@ -85,8 +84,8 @@ def convolved_layers(hf: Read, write_hf: Write) -> HyperRule:
 
     Where no key says which they are, those are that have a kernel.
     """
-    rule = _by_heads("conv_layers", False, hf, write_hf, rules.per_layer(False))
-    return replace(rule, shape=having("shortconv.conv.weight"))
+    rule = _by_heads("conv_layers", False, hf, write_hf, hyper_rules.per_layer(False))
+    return replace(rule, shape=layers_with_role("shortconv.conv.weight"))
 
 
 def _by_heads(
@@ -110,7 +109,7 @@ def _by_heads(
     )
 
 
-def others(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
+def other_layers(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
     """Return the rule for the layers that are not among those of another rule."""
     return HyperRule(name, default=lambda hp: tuple(not on for on in hp[of]))
 
@@ -175,6 +174,6 @@ def write_period(period: str, offset: str) -> Write:
     return write
 
 
-def indices(key: str) -> Write:
+def write_indices(key: str) -> Write:
     """Return a function that writes the numbers of the layers."""
     return lambda value, hp: {key: [i for i, on in enumerate(value) if on]}

@@ -7,7 +7,7 @@ transformers' modeling files; the gguf package's name map; the converter's lfm2.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.deepseek import routed_scale, sigmoid_router
 from aprfmt.arch.layer_kinds import (
     IN,
@@ -16,23 +16,22 @@ from aprfmt.arch.layer_kinds import (
     by_names,
     convolved_layers,
     kv_heads,
-    others,
+    other_layers,
 )
 from aprfmt.arch.mla import dense_first
 from aprfmt.arch.recurrent_steps import Depthwise
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import RoleRow, experts, linear, norm, tables, whole
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.values import boolean, number
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.tensor_rows import RoleRow, experts, linear, make_tables, model_rows, norm
+from aprfmt.arch.value_checks import boolean, number, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 Rows = tuple[RoleRow, ...]
 _CONV, _BIAS = "conv_layers", "conv_bias"
-_BEFORE, _ = whole()
+_BEFORE, _ = model_rows()
 LAST = RoleRow(
     "output_norm.weight", "model.embedding_norm.weight", ("hidden_size",),
     gguf="token_embd_norm.weight", layered=False,
@@ -115,22 +114,22 @@ def _tied() -> HyperRule:
         older, usual = facts.first("tie_embedding"), facts.first("tie_word_embeddings")
         return older or usual
 
-    return replace(rules.tied_embeddings(default=True), read={"hf": read})
+    return replace(hyper_rules.tied_embeddings(default=True), read={"hf": read})
 
 
 _SHARED = (
     kv_heads(8),
-    rules.context_length(128000),
-    rules.norm_eps(1e-5, "norm_eps"),
+    hyper_rules.context_length(128000),
+    hyper_rules.norm_eps(1e-5, "norm_eps"),
     _tied(),
-    rules.fixed("activation", "silu"),
-    rules.fixed("qk_norm", True),
-    *rope_rules(Rope(theta=1e6)),
-    rules.size("conv_taps", "conv_L_cache", "shortconv.l_cache", default=3),
+    hyper_rules.fixed("activation", "silu"),
+    hyper_rules.fixed("qk_norm", True),
+    *rope_rules(RopeDefaults(theta=1e6)),
+    hyper_rules.size("conv_taps", "conv_L_cache", "shortconv.l_cache", default=3),
     _convolving(),
-    others("rope_layers", "conv_layers"),
-    others("attention_layers", "conv_layers"),
-    rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
+    other_layers("rope_layers", "conv_layers"),
+    other_layers("attention_layers", "conv_layers"),
+    hyper_rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
 )
 _BLOCK = BlockSpec(qk_norm="head", recurrence="short_conv")
 _LOST = (
@@ -147,13 +146,13 @@ _IGNORED = frozenset(
     use_pos_enc""".split()
 )
 
-_TENSORS, _BINDINGS = tables(_rows(*GATED))
+_TENSORS, _BINDINGS = make_tables(_rows(*GATED))
 LFM2 = ArchSpec(
     name="lfm2",
-    hyper=rules.hyper_table(
+    hyper=hyper_rules.hyper_table(
         *_SHARED,
         replace(
-            rules.ffn_size(8192), read={"hf": _adjusted},
+            hyper_rules.ffn_size(8192), read={"hf": _adjusted},
             write={"hf": lambda value, hp: {
                 "intermediate_size": value, "block_auto_adjust_ff_dim": False,
             }},
@@ -167,7 +166,7 @@ LFM2 = ArchSpec(
 )  # fmt: skip
 
 _EXPERTS, _EXPERTS_HF = experts("feed_forward.experts", "w1", "w3", "w2")
-_MOE_TENSORS, _MOE_BINDINGS = tables(
+_MOE_TENSORS, _MOE_BINDINGS = make_tables(
     _rows(
         *_mlp("!moe_layers"),
         RoleRow("ffn_gate_inp.weight", "feed_forward.gate.weight",
@@ -181,16 +180,16 @@ _MOE_TENSORS, _MOE_BINDINGS = tables(
 )  # fmt: skip
 LFM2_MOE = ArchSpec(
     name="lfm2_moe",
-    hyper=rules.hyper_table(
+    hyper=hyper_rules.hyper_table(
         *_SHARED,
-        rules.ffn_size(7168),
+        hyper_rules.ffn_size(7168),
         *moe.counts(32, 4),
         moe.expert_size(hf_default=1792),
         dense_first(2, "num_dense_layers"),
         moe.norm_topk(True, gguf=True),
         routed_scale(1.0),
         sigmoid_router("sigmoid_bias_eps"),
-        rules.flag("expert_bias", True, "use_expert_bias", present=("exp_probs_b.bias",)),
+        hyper_rules.flag("expert_bias", True, "use_expert_bias", present=("exp_probs_b.bias",)),
     ),
     tensors=_MOE_TENSORS,
     bindings=_MOE_BINDINGS,

@@ -7,14 +7,14 @@ transformers' modeling_lfm3 and configuration_lfm3. llama.cpp has no such archit
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.layer_kinds import IN, attention_rows, having, others
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.layer_kinds import IN, attention_rows, layers_with_role, other_layers
 from aprfmt.arch.lfm2 import CONVOLUTION, GATED, LAST
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope, full_head_dim
-from aprfmt.arch.rows import LAYER, RoleRow, norm, tables, whole
+from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
-from aprfmt.arch.values import sequence
+from aprfmt.arch.tensor_rows import LAYER, RoleRow, make_tables, model_rows, norm
+from aprfmt.arch.value_checks import sequence
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -23,7 +23,7 @@ Found = tuple[Value, str] | None
 _CONV, _WINDOW, _FULL = "conv", "sliding_attention", "full_attention"
 _AROUND = ("post_attention_norm.weight", "post_ffw_norm.weight")
 _KINDS = (_CONV, _WINDOW, _FULL)
-_BEFORE, _ = whole()
+_BEFORE, _ = model_rows()
 
 
 def _usual(hp: Params) -> list[str]:
@@ -85,14 +85,16 @@ def _rope() -> tuple[HyperRule, ...]:
         rotated = 2 * int(0.5 * full_head_dim(hp) // 2)
         return {"type": "proportional", "factor": 1.0, "rotated": rotated}
 
-    made = rope_rules(Rope(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True))
+    made = rope_rules(
+        RopeDefaults(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True)
+    )
     return tuple(
         replace(rule, default_in={"hf": usual}) if rule.name == "rope_scaling" else rule
         for rule in made
     )
 
 
-_TENSORS, _BINDINGS = tables(
+_TENSORS, _BINDINGS = make_tables(
     (
         *_BEFORE,
         *norm("attn_norm", "operator_norm"),
@@ -115,32 +117,32 @@ _TENSORS, _BINDINGS = tables(
 )  # fmt: skip
 LFM3 = ArchSpec(
     name="lfm3",
-    hyper=rules.hyper_table(
-        rules.hidden_size(2048),
-        rules.n_layers(24),
-        rules.n_heads(16),
-        rules.n_kv_heads(4),
-        rules.head_dim(128),
-        rules.ffn_size(7680),
-        rules.vocab_size(128000),
-        rules.context_length(128000),
-        rules.norm_eps(1e-5, "norm_eps"),
-        rules.fixed("activation", "silu"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
-        rules.flag("sandwich_norms", True, "use_sandwich_norm", present=_AROUND),
-        rules.flag("head_gate", True, "use_attention_gate", present=("attn_gate.weight",)),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.hidden_size(2048),
+        hyper_rules.n_layers(24),
+        hyper_rules.n_heads(16),
+        hyper_rules.n_kv_heads(4),
+        hyper_rules.head_dim(128),
+        hyper_rules.ffn_size(7680),
+        hyper_rules.vocab_size(128000),
+        hyper_rules.context_length(128000),
+        hyper_rules.norm_eps(1e-5, "norm_eps"),
+        hyper_rules.fixed("activation", "silu"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
+        hyper_rules.flag("sandwich_norms", True, "use_sandwich_norm", present=_AROUND),
+        hyper_rules.flag("head_gate", True, "use_attention_gate", present=("attn_gate.weight",)),
         *_rope(),
-        rules.size("conv_taps", "conv_L_cache", default=7),
-        replace(_of_kind("conv_layers", _CONV), shape=having("shortconv.conv.weight")),
+        hyper_rules.size("conv_taps", "conv_L_cache", default=7),
+        replace(_of_kind("conv_layers", _CONV), shape=layers_with_role("shortconv.conv.weight")),
         HyperRule(
             "sliding_window", {"hf": ("sliding_window",)}, "int", 256, read={"hf": _size},
         ),
         replace(_of_kind("window_layers", _WINDOW), write={"hf": _write_kinds}),
-        others("rope_layers", "conv_layers"),
-        others("attention_layers", "conv_layers"),
-        rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
+        other_layers("rope_layers", "conv_layers"),
+        other_layers("attention_layers", "conv_layers"),
+        hyper_rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
     ),
     tensors=_TENSORS,
     bindings={"hf": _BINDINGS["hf"]},

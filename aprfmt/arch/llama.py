@@ -6,24 +6,24 @@ docs/reference/architectures.md.
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.joins import Stacked
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import (
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
+from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
     RoleRow,
-    around,
     attention,
     experts,
     gated_mlp,
+    make_tables,
     norm,
-    tables,
+    with_model_rows,
 )
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
-from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.base.protocols import Value
 
 # Old checkpoints store inverse frequencies, which the rotary module computes.
@@ -31,15 +31,17 @@ BUFFERS = {"hf": (LAYER + "self_attn.rotary_emb.inv_freq",)}
 
 _NORMS = norm("attn_norm", "input_layernorm"), norm("ffn_norm", "post_attention_layernorm")
 
-_TENSORS, _BINDINGS = tables(
-    around(*_NORMS[0], *attention(permuted=True), *_NORMS[1], *gated_mlp(bias="mlp_bias")),
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(*_NORMS[0], *attention(permuted=True), *_NORMS[1], *gated_mlp(bias="mlp_bias")),
     hf_more=FUSED,
 )
 
 LLAMA = ArchSpec(
     name="llama",
-    hyper=rules.hyper_table(
-        *rules.attention_biases(), rules.mlp_bias(), rules.rope_style("half", permuted=True)
+    hyper=hyper_rules.hyper_table(
+        *hyper_rules.attention_biases(),
+        hyper_rules.mlp_bias(),
+        hyper_rules.rope_style("half", permuted=True),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -49,8 +51,8 @@ LLAMA = ArchSpec(
     buffers=BUFFERS,
 )
 
-_MISTRAL_TENSORS, _MISTRAL_BINDINGS = tables(
-    around(
+_MISTRAL_TENSORS, _MISTRAL_BINDINGS = make_tables(
+    with_model_rows(
         *_NORMS[0], *attention(bias=None, out_bias=None, permuted=True), *_NORMS[1], *gated_mlp()
     ),
     hf_more=FUSED,
@@ -67,10 +69,10 @@ def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> boo
 
 MISTRAL = ArchSpec(
     name="mistral",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.context_length(4096 * 32),
-        rules.rope_style("half", permuted=True),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.context_length(4096 * 32),
+        hyper_rules.rope_style("half", permuted=True),
         *window_rules(Window(hf_default=4096, listed=False)),
     ),
     tensors=_MISTRAL_TENSORS,
@@ -88,8 +90,8 @@ _ROUTER = RoleRow(
     "moe_layers",
 )  # fmt: skip
 
-_MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = tables(
-    around(
+_MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = make_tables(
+    with_model_rows(
         *_NORMS[0],
         *attention(bias=None, out_bias=None, permuted=True),
         *_NORMS[1],
@@ -112,17 +114,17 @@ _MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = tables(
 
 MIXTRAL = ArchSpec(
     name="mixtral",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.context_length(4096 * 32),
-        rules.norm_eps(1e-5),
-        *rope_rules(Rope(theta=1e6)),
-        rules.rope_style("half", permuted=True),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.context_length(4096 * 32),
+        hyper_rules.norm_eps(1e-5),
+        *rope_rules(RopeDefaults(theta=1e6)),
+        hyper_rules.rope_style("half", permuted=True),
         *window_rules(Window(listed=False)),
         *moe.counts(8, 2, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size"),
         moe.all_layers(),
-        rules.fixed("norm_topk", True),
+        hyper_rules.fixed("norm_topk", True),
     ),
     tensors=_MIXTRAL_TENSORS,
     bindings=_MIXTRAL_BINDINGS,

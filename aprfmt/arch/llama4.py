@@ -10,29 +10,28 @@ llama4.py; llama.cpp's llama4.cpp.
 
 from collections.abc import Callable, Mapping
 
-from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.joins import Split
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layout_steps import Transposed
+from aprfmt.arch.nope_layers import every_fourth, rope_layers, rotating_layers
 from aprfmt.arch.qwen2_moe import shared_expert
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import (
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import PerLayer, Window, window_period, window_rules
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
     RoleRow,
-    around,
     attention,
     experts,
     gated_mlp,
+    make_tables,
     norm,
-    tables,
+    with_model_rows,
 )
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.steps import Transposed
-from aprfmt.arch.unrotated import every_fourth, rope_layers, rotating
-from aprfmt.arch.values import boolean, number, sequence
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, period, window_rules
+from aprfmt.arch.value_checks import boolean, number, sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -44,8 +43,8 @@ _F = "feed_forward."
 _GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 _HALVES = (Transposed(), Split(("moe_ffn_size", "moe_ffn_size"), axis=1))
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -176,52 +175,79 @@ _LOST = (
 
 LLAMA4 = ArchSpec(
     name="llama4",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.head_dim(128),
-        rules.context_length(131072),
-        rules.norm_eps(1e-5),
-        rules.ffn_size(16384, "intermediate_size_mlp"),
-        *rules.attention_biases(),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.head_dim(128),
+        hyper_rules.context_length(131072),
+        hyper_rules.norm_eps(1e-5),
+        hyper_rules.ffn_size(16384, "intermediate_size_mlp"),
+        *hyper_rules.attention_biases(),
         HyperRule(
-            "qk_norm", {"hf": ("use_qk_norm",)}, "bool", True, read={"gguf": _normed_gguf},
+            "qk_norm",
+            {"hf": ("use_qk_norm",)},
+            "bool",
+            True,
+            read={"gguf": _normed_gguf},
             write={"gguf": lambda value, hp: {}},
         ),
-        *rope_rules(Rope(theta=500000.0)),
-        rules.rope_style("interleaved"),
+        *rope_rules(RopeDefaults(theta=500000.0)),
+        hyper_rules.rope_style("interleaved"),
         rope_layers(_rotating_gguf),
         *window_rules(
             Window(
-                _CHUNK, _CHUNK, rotating, period(4), stated=True, hf="attention_chunk_size",
-                kind="chunked_attention", gguf_fixed=True,
+                _CHUNK,
+                _CHUNK,
+                rotating_layers,
+                window_period(4),
+                stated=True,
+                hf="attention_chunk_size",
+                kind="chunked_attention",
+                gguf_fixed=True,
             )
         ),
         HyperRule(
-            "temperature_scale", kind="float", read={"hf": _read_scale},
-            write={"hf": _write_scale}, default=_SCALE, default_in={"gguf": _fixed(_SCALE)},
+            "temperature_scale",
+            kind="float",
+            read={"hf": _read_scale},
+            write={"hf": _write_scale},
+            default=_SCALE,
+            default_in={"gguf": _fixed(_SCALE)},
         ),
         HyperRule(
-            "temperature_length", read={"hf": _read_length}, write={"hf": _write_length},
-            default=_LENGTH, default_in={"gguf": _fixed(_LENGTH)},
+            "temperature_length",
+            read={"hf": _read_length},
+            write={"hf": _write_length},
+            default=_LENGTH,
+            default_in={"gguf": _fixed(_LENGTH)},
         ),
         *moe.counts(16, 1, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size", 8192),
-        rules.size("shared_ffn_size", "intermediate_size", "expert_shared_feed_forward_length",
-            default=lambda hp: hp["moe_ffn_size"], hf_default=8192),
+        hyper_rules.size(
+            "shared_ffn_size",
+            "intermediate_size",
+            "expert_shared_feed_forward_length",
+            default=lambda hp: hp["moe_ffn_size"],
+            hf_default=8192,
+        ),
         HyperRule(
             "moe_layers",
             read={"hf": _sparse, "gguf": _sparse_gguf},
             write={"hf": _write_sparse, "gguf": _write_sparse_gguf},
-            default=rules.per_layer(True),
+            default=hyper_rules.per_layer(True),
         ),
         moe.router("sigmoid"),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(
-        qk_norm="plain", qk_norm_place="rotated", window="chunk", temperature="unrotated",
-        expert_weights="input", shared_expert="plain", rope_cast="result",
+        qk_norm="plain",
+        qk_norm_place="rotated",
+        window="chunk",
+        temperature="unrotated",
+        expert_weights="input",
+        shared_expert="plain",
+        rope_cast="result",
     ),
     lost=(*losses.common_losses(), losses.ONE_BIAS_KEY, *_LOST),
     derived=ROPE_TENSORS,
-)  # fmt: skip
+)

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.named import described
+from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
-from aprfmt.arch.rows import RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.steps import Reshaped
-from aprfmt.arch.values import number, sequence
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.spec_builders import full_spec
+from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import number, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -71,7 +70,7 @@ def mamba2_mixer(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Ro
     )  # fmt: skip
 
 
-def expanded(expand: str = "expand", key: str = "", default: int = 2) -> HyperRule:
+def inner_width_rule(expand: str = "expand", key: str = "", default: int = 2) -> HyperRule:
     """Return the rule for the mixers' inner width: stated by `key`, or so many times the stream."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -90,7 +89,7 @@ def expanded(expand: str = "expand", key: str = "", default: int = 2) -> HyperRu
     )  # fmt: skip
 
 
-def rank(hf: str) -> HyperRule:
+def time_step_rank(hf: str) -> HyperRule:
     """Return the rule for the compressed time step's rank; `auto` is a sixteenth of the stream."""
 
     def sixteenth(hp: Params) -> int:
@@ -124,16 +123,18 @@ def _divides(value: Value, facts: Facts, hp: Params) -> str:
 def state_rules(state: str, taps: str, default: int) -> tuple[HyperRule, ...]:
     """Return the rules of both kinds of mixers; the arguments are keys of config.json."""
     return (
-        rules.size("ssm_state", state, "ssm.state_size", hf_default=default),
-        rules.size("conv_taps", taps, "ssm.conv_kernel", default=4),
+        hyper_rules.size("ssm_state", state, "ssm.state_size", hf_default=default),
+        hyper_rules.size("conv_taps", taps, "ssm.conv_kernel", default=4),
     )
 
 
 def head_rules(heads: str, groups: str, default: int, n_groups: int) -> tuple[HyperRule, ...]:
     """Return the rules of mamba2's heads and groups; the arguments are keys of config.json."""
     return (
-        rules.size("ssm_heads", heads, "ssm.time_step_rank", hf_default=default),
-        rules.size("ssm_groups", groups, "ssm.group_count", hf_default=n_groups, check=_divides),
+        hyper_rules.size("ssm_heads", heads, "ssm.time_step_rank", hf_default=default),
+        hyper_rules.size(
+            "ssm_groups", groups, "ssm.group_count", hf_default=n_groups, check=_divides
+        ),
         HyperRule("ssm_group_size", default=_group_size),
     )
 
@@ -165,7 +166,7 @@ def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule
         keys = tuple(least.split())
         return (
             HyperRule("ssm_step_low", {"hf": keys}, "float", 0.0, {"hf": 0.001}),
-            rules.fixed("ssm_step_high", None),
+            hyper_rules.fixed("ssm_step_high", None),
         )
     return (
         # The greatest one is read before `write` is called: both stand in one key.
@@ -197,9 +198,12 @@ def mixer_rules(
 ) -> tuple[HyperRule, ...]:
     """Return the rules that all mixers have: the gate's norm, time steps, the activation."""
     return (
-        rules.fixed("ssm_norm", False),
-        rules.fixed("ssm_norm_first", False),
-        *(limits or (rules.fixed("ssm_step_low", 0.0), rules.fixed("ssm_step_high", None))),
+        hyper_rules.fixed("ssm_norm", False),
+        hyper_rules.fixed("ssm_norm_first", False),
+        *(
+            limits
+            or (hyper_rules.fixed("ssm_step_low", 0.0), hyper_rules.fixed("ssm_step_high", None))
+        ),
         activation or HyperRule("ssm_activation", default=lambda hp: hp["activation"]),
     )
 
@@ -224,8 +228,8 @@ IGNORED = frozenset(
 def bias_rules(conv: str, projections: str) -> tuple[HyperRule, ...]:
     """Return the rules for biases; the arguments are keys of config.json."""
     return (
-        rules.flag("conv_bias", True, conv, present=("ssm_conv1d.bias",)),
-        rules.flag("ssm_bias", False, projections, present=("ssm_in.bias",)),
+        hyper_rules.flag("conv_bias", True, conv, present=("ssm_conv1d.bias",)),
+        hyper_rules.flag("ssm_bias", False, projections, present=("ssm_in.bias",)),
     )
 
 
@@ -236,12 +240,15 @@ def _no_heads(value: Value, hp: Params) -> Params:
 # No attention, no MLP, no positions, and no bound on them.
 _ALONE: tuple[HyperRule, ...] = (
     HyperRule("n_heads", default=0, write={"gguf": _no_heads}),
-    *(rules.fixed(name, 0) for name in ("n_kv_heads", "head_dim", "value_head_dim", "ffn_size")),
-    rules.context_length(UNBOUNDED, ""),
-    rules.fixed("attn_scale", 1.0),
+    *(
+        hyper_rules.fixed(name, 0)
+        for name in ("n_kv_heads", "head_dim", "value_head_dim", "ffn_size")
+    ),
+    hyper_rules.context_length(UNBOUNDED, ""),
+    hyper_rules.fixed("attn_scale", 1.0),
     *NO_ROPE,
-    HyperRule("ssm_layers", default=rules.per_layer(True)),
-    HyperRule("mlp_layers", default=rules.per_layer(False)),
+    HyperRule("ssm_layers", default=hyper_rules.per_layer(True)),
+    HyperRule("mlp_layers", default=hyper_rules.per_layer(False)),
     HyperRule("wide_stream", {"hf": ("residual_in_fp32",)}, "bool", True),
 )
 
@@ -251,14 +258,14 @@ _UNUSED = frozenset({"attention.head_count", "feed_forward_length"})  # zeros in
 
 def _rows(mixer: Rows) -> Any:
     rows = (*norm("attn_norm", "backbone.layers.{L}.norm"), *mixer)
-    return tables(around(*rows, embed="backbone.embeddings", final="backbone.norm_f"))
+    return make_tables(with_model_rows(*rows, embed="backbone.embeddings", final="backbone.norm_f"))
 
 
 def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    return rules.hyper_table(
+    return hyper_rules.hyper_table(
         *_ALONE,
-        rules.n_layers(32),
-        rules.norm_eps(1e-5, "layer_norm_epsilon"),
+        hyper_rules.n_layers(32),
+        hyper_rules.norm_eps(1e-5, "layer_norm_epsilon"),
         *bias_rules("use_conv_bias", "use_bias"),
         *overrides,
     )
@@ -270,9 +277,9 @@ def _block(**fields: Any) -> BlockSpec:
 
 _MIXER = "backbone.layers.{L}.mixer"
 _MAMBA_HYPER = (
-    rules.tied_embeddings(True),
-    expanded("expand", "intermediate_size"),
-    rank("time_step_rank"),
+    hyper_rules.tied_embeddings(True),
+    inner_width_rule("expand", "intermediate_size"),
+    time_step_rank("time_step_rank"),
     *state_rules("state_size", "conv_kernel", 16),
     *mixer_rules(),
 )
@@ -291,11 +298,11 @@ _EPS = HyperRule(
     "ssm_inner_eps", {"hf": ("mixer_rms_eps",)}, "positive", 1e-6,
     {"gguf": lambda hp: hp["norm_eps"]},
 )  # fmt: skip
-MAMBA = described(
+MAMBA = full_spec(
     "mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(False)),
     _block(recurrence="mamba"), ignored=_UNUSED | IGNORED, lost=LOST,
 )  # fmt: skip
-FALCON_MAMBA = described(
+FALCON_MAMBA = full_spec(
     "falcon_mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True), _EPS),
     _block(recurrence="mamba", ssm_norms="plain"), ignored=_UNUSED | IGNORED,
     evidence=_is_falcon, lost=(
@@ -311,16 +318,16 @@ def _of_heads(value: Value, hp: Params) -> Params:
     return {"expand": value // hp["hidden_size"], "head_dim": value // hp["ssm_heads"]}
 
 
-MAMBA2 = described(
+MAMBA2 = full_spec(
     "mamba2",
     _rows(mamba2_mixer(_MIXER)),
     _mamba(
-        rules.tied_embeddings(),
-        replace(expanded(), write={"hf": _of_heads}),
+        hyper_rules.tied_embeddings(),
+        replace(inner_width_rule(), write={"hf": _of_heads}),
         *head_rules("num_heads", "n_groups", 128, 8),
         *state_rules("state_size", "conv_kernel", 128),
         *mixer_rules(limits=limit_rules()),
-        rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
+        hyper_rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
     ),
     _block(recurrence="mamba2"),
     ignored=_UNUSED | IGNORED | {"head_dim"},

@@ -11,20 +11,28 @@ and mimo_v2_mtp.py; llama.cpp's mimo2.cpp and the converter's mimo.py.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import draft, moe, rules
+from aprfmt.arch import draft_head, hyper_rules, moe
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale
+from aprfmt.arch.layout_steps import HalvesExchanged
 from aprfmt.arch.mla import groups
-from aprfmt.arch.named import named
 from aprfmt.arch.qwen2 import QWEN2, WINDOW
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import LAYER, Q, RoleRow, around, gated_mlp, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import PerLayer, Window, window_rules
 from aprfmt.arch.spec import MISSING, Binding, DraftNames, Facts, HyperRule
-from aprfmt.arch.steps import HalvesExchanged
-from aprfmt.arch.values import boolean, sequence
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, window_rules
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import (
+    LAYER,
+    Q,
+    RoleRow,
+    gated_mlp,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import boolean, sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -37,7 +45,7 @@ _COUNTS = ("num_nextn_predict_layers",)
 
 def _head(layer: str, before: tuple[str, str, str], last: str, **more: str) -> dict[str, str]:
     """Return the names of a head's own tensors; `more` are further ones, by role."""
-    roles = (*draft.NORMS, f"{draft.JOIN}.weight", "output_norm.weight")
+    roles = (*draft_head.NORMS, f"{draft_head.JOIN}.weight", "output_norm.weight")
     names = {
         f"{layer}{name}.weight": role for name, role in zip((*before, last), roles, strict=True)
     }
@@ -45,12 +53,12 @@ def _head(layer: str, before: tuple[str, str, str], last: str, **more: str) -> d
 
 
 _SEVEN = "model.mtp_layers.{I}."
-MIMO = named(
+MIMO = names_only_spec(
     "mimo",
     (QWEN2.tensors, QWEN2.bindings),
-    rules.hyper_table(
-        rules.context_length(32768),
-        rules.flag("attention_bias", True, present=("attn_q.bias",)),
+    hyper_rules.hyper_table(
+        hyper_rules.context_length(32768),
+        hyper_rules.flag("attention_bias", True, present=("attn_q.bias",)),
         *window_rules(WINDOW),
     ),
     evidence=lambda names, values: False,  # a GGUF's qwen2 is qwen2
@@ -145,12 +153,12 @@ def _kv(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:
     return row, RoleRow(row.role, "", (f"global_kv_heads*{width}", "hidden_size"), _FULL, gguf="")
 
 
-_EPS = rules.norm_eps(1e-5)
+_EPS = hyper_rules.norm_eps(1e-5)
 _V2 = "model.mtp.layers.{I}."
-MIMO_V2 = named(
+MIMO_V2 = names_only_spec(
     "mimo_v2",
-    tables(
-        around(
+    make_tables(
+        with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *linear("attn_q", "self_attn.q_proj", Q, "hidden_size"),
             *_kv("attn_k", "self_attn.k_proj", "head_dim"),
@@ -168,20 +176,20 @@ MIMO_V2 = named(
         # transformers' name in memory
         hf_more=(Binding((LAYER + "self_attn.sinks",), ("attn_sinks.weight",)),),
     ),
-    rules.hyper_table(
-        draft.main_layers(),
-        rules.n_heads(64),
+    hyper_rules.hyper_table(
+        draft_head.main_layers(),
+        hyper_rules.n_heads(64),
         replace(
-            rules.n_kv_heads(), keys={"hf": ("swa_num_key_value_heads",)}, shape=None,
+            hyper_rules.n_kv_heads(), keys={"hf": ("swa_num_key_value_heads",)}, shape=None,
             read={"hf": _kv_heads, "gguf": lambda facts, hp: _kv_heads_gguf(True, facts)},
             write={"gguf": _write_kv_heads},
         ),
-        rules.head_dim(192),
-        rules.size("value_head_dim", "v_head_dim", "attention.value_length",
+        hyper_rules.head_dim(192),
+        hyper_rules.size("value_head_dim", "v_head_dim", "attention.value_length",
             default=lambda hp: hp["head_dim"], hf_default=128),
-        rules.context_length(131072),
+        hyper_rules.context_length(131072),
         replace(_EPS, keys={**_EPS.keys, "hf": ("layernorm_epsilon", "rms_norm_eps")}),
-        *rope_rules(Rope(theta=5e6, theta_local=10000.0, local_key="swa_rope_theta",
+        *rope_rules(RopeDefaults(theta=5e6, theta_local=10000.0, local_key="swa_rope_theta",
             partial=0.334, nested=True)),
         *_windows(),
         *moe.counts(256, 8, EXPERTS_HF),
@@ -212,11 +220,11 @@ MIMO_V2 = named(
     ),
     draft={
         "gguf": replace(
-            draft.NEXTN["gguf"],
+            draft_head.NEXTN["gguf"],
             own={
-                **_head("blk.{N}.", (draft.EMBED_NORM, draft.HIDDEN_NORM, draft.JOIN),
-                    "layer_output_norm"),
-                **draft.NEXTN["gguf"].own,
+                **_head("blk.{N}.", (draft_head.EMBED_NORM, draft_head.HIDDEN_NORM,
+                    draft_head.JOIN), "layer_output_norm"),
+                **draft_head.NEXTN["gguf"].own,
             },
         ),
         "hf": DraftNames(

@@ -7,19 +7,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.deepseek import sigmoid_router
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, KV, LAYER, Q, RoleRow, around, attention, experts, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    KV,
+    LAYER,
+    Q,
+    RoleRow,
+    attention,
+    experts,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 _MOE = "block_sparse_moe."
 _EXPERTS, _EXPERT_BINDINGS = experts(_MOE + "experts", "w1", "w3", "w2")
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(bias=None, out_bias=None),
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
@@ -43,7 +54,7 @@ _TENSORS, _BINDINGS = tables(
 
 def _rotated() -> tuple[HyperRule, ...]:
     """Return the rope rules; published configs say `rotary_dim` for the rotated elements."""
-    rows = {rule.name: rule for rule in rope_rules(Rope(theta=5e6, partial=1.0))}
+    rows = {rule.name: rule for rule in rope_rules(RopeDefaults(theta=5e6, partial=1.0))}
     usual: Any = rows["rope_dim"].read["hf"]
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
@@ -59,17 +70,17 @@ def _rotated() -> tuple[HyperRule, ...]:
 
 MINIMAX_M2 = ArchSpec(
     name="minimax_m2",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.head_dim(128),
-        rules.context_length(196608),
-        rules.tied_embeddings(shown=False),
-        rules.fixed("qk_norm", True),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.head_dim(128),
+        hyper_rules.context_length(196608),
+        hyper_rules.tied_embeddings(shown=False),
+        hyper_rules.fixed("qk_norm", True),
         *_rotated(),
         *moe.counts(256, 8, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size"),
         moe.all_layers(),
-        rules.fixed("norm_topk", True),
+        hyper_rules.fixed("norm_topk", True),
         sigmoid_router(),
     ),
     tensors=_TENSORS,

@@ -8,19 +8,18 @@ llama.cpp's mistral3.cpp, which permutes Q and K like llama's.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import ORIGINAL, HFRope, Rope
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.rope_hf import ORIGINAL, HFRope, RopeDefaults
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.values import number
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import number, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
-_ROPE = Rope(theta=1e6, log_mul=1.0)
+_ROPE = RopeDefaults(theta=1e6, log_mul=1.0)
 _BETA = "llama_4_scaling_beta"
 
 
@@ -58,8 +57,8 @@ _RULES = {rule.name: rule for rule in rope_rules(_ROPE)}
 _SCALING = _RULES["rope_scaling"]
 _RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write_rope})
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(bias=None, out_bias=None, permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -70,13 +69,13 @@ _TENSORS, _BINDINGS = tables(
 
 MINISTRAL3 = ArchSpec(
     name="ministral3",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.head_dim(128),
-        rules.context_length(262144),
-        rules.norm_eps(1e-5),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.head_dim(128),
+        hyper_rules.context_length(262144),
+        hyper_rules.norm_eps(1e-5),
         *_RULES.values(),
-        rules.rope_style("half", permuted=True),
+        hyper_rules.rope_style("half", permuted=True),
         *window_rules(Window(listed=False)),
         HyperRule(
             "temperature_scale",

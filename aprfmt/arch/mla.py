@@ -7,12 +7,11 @@ docs/reference/architectures.md; the converter's deepseek.py; llama.cpp's deepse
 
 from collections.abc import Mapping
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope, mscale
+from aprfmt.arch.rope_hf import RopeDefaults, mscale
 from aprfmt.arch.spec import MISSING, Facts, HyperRule, Read
-from aprfmt.arch.values import MAX_ROTATED
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.value_checks import MAX_ROTATED, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -102,13 +101,13 @@ def _scale(hp: Params) -> float:
     scaling = hp["rope_scaling"] or {}
     every = scaling.get("mscale_all_dim")
     factor = mscale(scaling["factor"], every) if every else 1.0
-    return rules.plain_scale(hp) * factor * factor
+    return hyper_rules.plain_scale(hp) * factor * factor
 
 
 def groups(name: str, hf: str, gguf: str, default: int) -> HyperRule:
     """Return a rule for groups of experts; an absent key means one group."""
     check = _enough if name == "n_expert_groups_used" else None
-    return rules.size(name, hf, gguf, default=1, hf_default=default, check=check)
+    return hyper_rules.size(name, hf, gguf, default=1, hf_default=default, check=check)
 
 
 def _enough(value: Value, facts: Facts, hp: Params) -> str:
@@ -126,7 +125,7 @@ def _enough(value: Value, facts: Facts, hp: Params) -> str:
 
 def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the table that v2 and v3 share, with `overrides` in place of the rows that differ."""
-    return rules.hyper_table(
+    return hyper_rules.hyper_table(
         # Key heads are not shared in MLA: every head has its own part of kv_b.
         HyperRule(
             "n_kv_heads",
@@ -159,12 +158,14 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
         HyperRule(
             "lora_norm_eps", default=1e-6, default_in={"gguf": lambda hp: hp["norm_eps"]}
         ),
-        rules.flag("attention_bias", False, "attention_bias", present=("attn_kv_a_mqa.bias",)),
-        rules.flag(
+        hyper_rules.flag(
+            "attention_bias", False, "attention_bias", present=("attn_kv_a_mqa.bias",)
+        ),
+        hyper_rules.flag(
             "attention_out_bias", False, "attention_bias", present=("attn_output.bias",),
             written=False,
         ),
-        *rope_rules(Rope()),
+        *rope_rules(RopeDefaults()),
         HyperRule(
             "rope_dim",
             {"hf": ("qk_rope_head_dim",), "gguf": ("{arch}.rope.dimension_count",)},
@@ -173,10 +174,10 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
             {"hf": ROPE},
             high=MAX_ROTATED,
         ),
-        rules.attn_scale(_scale),
-        rules.size("q_lora_rank", "q_lora_rank", "attention.q_lora_rank", default=None,
+        hyper_rules.attn_scale(_scale),
+        hyper_rules.size("q_lora_rank", "q_lora_rank", "attention.q_lora_rank", default=None,
                    hf_default=1536, null_in=("hf",)),
-        rules.size("kv_lora_rank", "kv_lora_rank", "attention.kv_lora_rank", hf_default=512),
+        hyper_rules.size("kv_lora_rank", "kv_lora_rank", "attention.kv_lora_rank", hf_default=512),
         HyperRule(
             "qk_nope_head_dim",
             write={"hf": lambda value, hp: {"qk_nope_head_dim": value}},

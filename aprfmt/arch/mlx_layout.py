@@ -18,14 +18,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.joins import KvB
-from aprfmt.arch.names import core
+from aprfmt.arch.joining_steps import KvB
+from aprfmt.arch.layout_steps import Added
+from aprfmt.arch.name_templates import strip_prefix
 from aprfmt.arch.recurrent_steps import Depthwise
 from aprfmt.arch.spec import ArchSpec, Binding
-from aprfmt.arch.steps import Added
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Bound
+    from aprfmt.arch.binding import BoundNames
 
 STYLE = "hf"  # the naming style in which MLX's names stand
 _PROJECTIONS: Mapping[str, tuple[str, ...]] = {  # fc1 and fc2 of experts without a gate
@@ -44,10 +44,12 @@ def more_bindings(spec: ArchSpec, style: str) -> tuple[Binding, ...]:
     """Return the bindings under MLX's names, without those that the tables of `spec` have."""
     if style != STYLE:
         return ()
-    known = {core(name, style) for row in spec.bindings.get(style, ()) for name in row.stored}
+    known = {
+        strip_prefix(name, style) for row in spec.bindings.get(style, ()) for name in row.stored
+    }
     found: list[Binding] = []
     for row in (*_stacked(spec), *_renamed(spec), *_cut_by_head(spec)):
-        names = {core(name, style) for name in row.stored}
+        names = {strip_prefix(name, style) for name in row.stored}
         if known.isdisjoint(names):
             known |= names
             found.append(row)
@@ -99,7 +101,9 @@ def _cut_by_head(spec: ArchSpec) -> Iterator[Binding]:
             yield replace(row, stored=(f"{below}embed_q.weight", f"{below}unembed_out.weight"))
 
 
-def with_norms(spec: ArchSpec, bound: "Bound", shapes: Mapping[str, tuple[int, ...]]) -> "Bound":
+def with_norms(
+    spec: ArchSpec, bound: "BoundNames", shapes: Mapping[str, tuple[int, ...]]
+) -> "BoundNames":
     """Return `bound` with the norms that MLX stores as 1 + w read so; unchanged for other files.
 
     `shapes` are the stored shapes by name. All kernels must be MLX's: mlx-lm adds the 1 to all

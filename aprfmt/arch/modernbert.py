@@ -8,17 +8,16 @@ the gguf package's name map; llama.cpp's modern-bert.cpp.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.encoders import BLOCK, embeddings, encoder, encoder_hyper
-from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
+from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import KINDS
 from aprfmt.arch.spec import Binding, Facts, HyperRule
-from aprfmt.arch.values import sequence
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import KINDS
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -87,7 +86,7 @@ _WINDOWS = (
 
 MODERNBERT = encoder(
     "modernbert",
-    tables(
+    make_tables(
         (
             *embeddings("embeddings.tok_embeddings", normed="embeddings.norm", bias=False),
             *norm("attn_norm", _M + "attn_norm", needs="attn_norm_layers"),
@@ -108,17 +107,19 @@ MODERNBERT = encoder(
         ),
     ),
     encoder_hyper(
-        replace(rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"), check=_unbiased),
-        rules.activation("gelu", "hidden_activation"),
+        replace(hyper_rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"), check=_unbiased),
+        hyper_rules.activation("gelu", "hidden_activation"),
         # The width of the MLP is not a width of its first matrix.
-        rules.size("ffn_size", "intermediate_size", "feed_forward_length", "intermediate_size"),
+        hyper_rules.size(
+            "ffn_size", "intermediate_size", "feed_forward_length", "intermediate_size"
+        ),
         HyperRule("attn_norm_layers",
             default=lambda hp: (False, *(True,) * (hp["n_layers"] - 1))),
         *_WINDOWS,
-        *rope_rules(Rope(theta=160000.0, theta_local=10000.0, local_key="local_rope_theta",
+        *rope_rules(RopeDefaults(theta=160000.0, theta_local=10000.0, local_key="local_rope_theta",
             base_key="global_rope_theta")),
-        rules.rope_style("half"),
-        HyperRule("rope_layers", default=rules.per_layer(True)),
+        hyper_rules.rope_style("half"),
+        HyperRule("rope_layers", default=hyper_rules.per_layer(True)),
     ),
     replace(BLOCK, placement="pre", position="rope", mlp="gated"),
     more_ignored="""classifier_activation classifier_bias classifier_pooling decoder_bias

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from aprfmt.arch.rules import fixed, per_layer, size
+from aprfmt.arch.hyper_rules import fixed, per_layer, size
 from aprfmt.arch.spec import Facts, HyperRule, Loss
-from aprfmt.arch.values import sequence, whole
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -48,8 +48,8 @@ def sparse_layers() -> HyperRule:
 
     def read(facts: Facts, hp: Params) -> Found:
         step, dense = facts.first("decoder_sparse_step"), facts.first("mlp_only_layers")
-        every = 1 if step is None else whole(*step, 1)
-        without = () if dense is None else [whole(i, dense[1]) for i in sequence(*dense)]
+        every = 1 if step is None else whole_number(*step, 1)
+        without = () if dense is None else [whole_number(i, dense[1]) for i in sequence(*dense)]
         layers = tuple((i + 1) % every == 0 and i not in without for i in range(hp["n_layers"]))
         return layers, (step or dense or ("", "num_experts"))[1]
 

@@ -7,21 +7,21 @@ Source: transformers' modeling_mpt; the converter's mpt.py, llama.cpp's mpt.cpp.
 from collections.abc import Mapping
 from typing import Any
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
-from aprfmt.arch.rows import Q, around, linear, norm, tables
+from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.stated import divided_heads
-from aprfmt.arch.values import number, positive
+from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import number, positive
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 _B = "transformer.blocks.{L}."
 _USUAL = 8.0
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", _B + "norm_1"),
         *fused_rows(None),
         *linear("attn_output", _B + "attn.out_proj", "hidden_size", Q),
@@ -57,11 +57,11 @@ def _clamp(facts: Facts, hp: Params) -> Found:
 
 def _read_scale(facts: Facts, hp: Params) -> Found:
     found = _inner(facts, "softmax_scale")
-    return None if found is None else (rules.scale_factor(*found), found[1])
+    return None if found is None else (hyper_rules.scale_factor(*found), found[1])
 
 
 def _write_config(value: Value, hp: Params) -> Params:
-    scale = None if hp["attn_scale"] == rules.plain_scale(hp) else hp["attn_scale"]
+    scale = None if hp["attn_scale"] == hyper_rules.plain_scale(hp) else hp["attn_scale"]
     return {"attn_config": {"clip_qkv": value, "softmax_scale": scale}}
 
 
@@ -88,25 +88,25 @@ def _others(value: Value, facts: Facts, hp: Params) -> str:
 
 MPT = ArchSpec(
     name="mpt",
-    hyper=rules.hyper_table(
-        rules.hidden_size(2048, "d_model hidden_size"),
-        rules.n_layers(24, "n_layers num_hidden_layers"),
-        rules.n_heads(16, "n_heads num_attention_heads"),
-        rules.n_kv_heads(hf=""),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.hidden_size(2048, "d_model hidden_size"),
+        hyper_rules.n_layers(24, "n_layers num_hidden_layers"),
+        hyper_rules.n_heads(16, "n_heads num_attention_heads"),
+        hyper_rules.n_kv_heads(hf=""),
         divided_heads(),
-        rules.ffn_size(four_times, ""),
-        rules.vocab_size(50368),
-        rules.context_length(2048, "max_seq_len"),
-        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        hyper_rules.ffn_size(four_times, ""),
+        hyper_rules.vocab_size(50368),
+        hyper_rules.context_length(2048, "max_seq_len"),
+        hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
         HyperRule("activation", default="gelu"),
-        rules.tied_embeddings(True),
+        hyper_rules.tied_embeddings(True),
         *NO_ROPE,
         HyperRule("alibi_max_bias", {"gguf": ("{arch}.attention.max_alibi_bias",)}, "positive",
             _USUAL, check=_others),
         HyperRule("qkv_clip", {"gguf": ("{arch}.attention.clamp_kqv",)}, "positive", None,
             read={"hf": _read_clip, "gguf": _clamp},
             write={"hf": _write_config}),
-        rules.attn_scale(read={"hf": _read_scale}, write={"hf": lambda value, hp: {}}),
+        hyper_rules.attn_scale(read={"hf": _read_scale}, write={"hf": lambda value, hp: {}}),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -115,7 +115,7 @@ MPT = ArchSpec(
         *losses.common_losses("gelu", partial=True),
         Loss("hf", "alibi_max_bias", lambda hp: hp["alibi_max_bias"] != _USUAL,
             "transformers takes 8 whatever config.json says"),
-        Loss("gguf", "attn_scale", lambda hp: hp["attn_scale"] != rules.plain_scale(hp),
+        Loss("gguf", "attn_scale", lambda hp: hp["attn_scale"] != hyper_rules.plain_scale(hp),
             "llama.cpp divides mpt's scores by sqrt(head_dim)"),
     ),
     ignored=frozenset(

@@ -4,12 +4,12 @@ Half of each head is rotated. Source: transformers' modeling_nemotron; the conve
 which adds the 1.
 """
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, RoleRow, attention, plain_mlp, tables, whole
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.steps import Added
+from aprfmt.arch.tensor_rows import FUSED, RoleRow, attention, make_tables, model_rows, plain_mlp
 
 
 def _norm(role: str, hf: str, layered: bool = True) -> tuple[RoleRow, ...]:
@@ -20,8 +20,8 @@ def _norm(role: str, hf: str, layered: bool = True) -> tuple[RoleRow, ...]:
     )
 
 
-_BEFORE, (*_, _HEAD) = whole()
-_TENSORS, _BINDINGS = tables(
+_BEFORE, (*_, _HEAD) = model_rows()
+_TENSORS, _BINDINGS = make_tables(
     (
         *_BEFORE,
         *_norm("attn_norm", "input_layernorm"),
@@ -36,14 +36,14 @@ _TENSORS, _BINDINGS = tables(
 
 NEMOTRON = ArchSpec(
     name="nemotron",
-    hyper=rules.hyper_table(
-        rules.context_length(4096),
-        rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"),
-        rules.activation("relu2"),
-        rules.tied_embeddings(shown=False),
-        *rules.attention_biases(),
-        rules.mlp_bias(),
-        *rope_rules(Rope(partial=0.5)),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.context_length(4096),
+        hyper_rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"),
+        hyper_rules.activation("relu2"),
+        hyper_rules.tied_embeddings(shown=False),
+        *hyper_rules.attention_biases(),
+        hyper_rules.mlp_bias(),
+        *rope_rules(RopeDefaults(partial=0.5)),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

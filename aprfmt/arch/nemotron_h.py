@@ -8,10 +8,10 @@ modeling_nemotron_h; the gguf package's name map; the converter's nemotron.py.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.deepseek import routed_scale, sigmoid_router
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.joins import Stacked
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layer_kinds import (
     ATTENTION,
     STATE_SPACE,
@@ -30,11 +30,10 @@ from aprfmt.arch.mamba import (
     state_rules,
 )
 from aprfmt.arch.mla import groups
-from aprfmt.arch.named import Made, described
-from aprfmt.arch.rows import RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Read
-from aprfmt.arch.values import sequence
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.spec_builders import Made, full_spec
+from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -52,7 +51,7 @@ _KINDS = "layers_block_type", "layer_types", "hybrid_override_pattern"
 
 def _layers() -> HyperRule:
     """Return the rule for the number of layers: as many as there are kinds, as in transformers."""
-    usual = rules.n_layers()
+    usual = hyper_rules.n_layers()
 
     def read(facts: Facts, hp: Params) -> Found:
         found, stated = facts.first(*_KINDS), facts.first(*usual.keys["hf"])
@@ -123,7 +122,7 @@ def _by_width(name: str, kind: str) -> HyperRule:
     return HyperRule(
         name, {"gguf": (_WIDTHS,)}, read={"hf": _of(kind), "gguf": _wide},
         write={"hf": lambda value, hp: {}, "gguf": lambda value, hp: {}},
-        default=rules.per_layer(False),
+        default=hyper_rules.per_layer(False),
     )  # fmt: skip
 
 
@@ -171,7 +170,7 @@ def _inner() -> HyperRule:
 # llama.cpp asks for the epsilon of LayerNorms, and uses that of RMSNorms.
 _EPS_KEYS = tuple(f"{{arch}}.attention.layer_norm_{kind}epsilon" for kind in ("rms_", ""))
 _EPS = replace(
-    rules.norm_eps(1e-5, "layer_norm_epsilon"),
+    hyper_rules.norm_eps(1e-5, "layer_norm_epsilon"),
     keys={"hf": ("layer_norm_epsilon",), "gguf": _EPS_KEYS, "apr": ("rms_norm_eps",)},
     write={"gguf": lambda value, hp: dict.fromkeys(_EPS_KEYS, value)},
 )
@@ -181,8 +180,8 @@ _SECOND = frozenset({"attention.layer_norm_epsilon"})  # read under the other na
 
 
 def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
-    return tables(
-        around(
+    return make_tables(
+        with_model_rows(
             *norm("attn_norm", _LAYER + "norm"),
             *attention_rows(_MIXER, bias=None),
             *mamba2_mixer(_MIXER, "ssm_layers"),
@@ -196,23 +195,23 @@ def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
 
 def _activation() -> HyperRule:
     """Return the rule for the activation behind the convolutions, which the MLPs do not share."""
-    return replace(rules.activation("silu", "mamba_hidden_act"), name="ssm_activation")
+    return replace(hyper_rules.activation("silu", "mamba_hidden_act"), name="ssm_activation")
 
 
 def _hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    return rules.hyper_table(
+    return hyper_rules.hyper_table(
         _layers(),
         kv_heads(8),
-        rules.head_dim(128),
-        rules.context_length(4096),
+        hyper_rules.head_dim(128),
+        hyper_rules.context_length(4096),
         _EPS,
-        rules.activation("relu2", "mlp_hidden_act"),
-        rules.mlp_bias(),
+        hyper_rules.activation("relu2", "mlp_hidden_act"),
+        hyper_rules.mlp_bias(),
         *NO_ROPE,
         attention_layers(_of(*ATTENTION), lambda value, hp: {"layers_block_type": _written(hp)}),
         HyperRule("ssm_layers", default=_remaining),
-        HyperRule("mlp_layers", default=rules.per_layer(False)),
-        rules.fixed("wide_stream", False),  # transformers does not read residual_in_fp32
+        HyperRule("mlp_layers", default=hyper_rules.per_layer(False)),
+        hyper_rules.fixed("wide_stream", False),  # transformers does not read residual_in_fp32
         _inner(),
         *mixer_rules(
             limits=limit_rules(least="time_step_min mamba_dt_min"), activation=_activation()
@@ -220,7 +219,7 @@ def _hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
         *head_rules("mamba_num_heads", "n_groups", 128, 8),
         *state_rules("ssm_state_size", "conv_kernel", 128),
         *bias_rules("use_conv_bias", "use_bias"),
-        rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
+        hyper_rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
         *overrides,
     )
 
@@ -247,10 +246,10 @@ _OF_EXPERTS = frozenset(
 _BLOCK = BlockSpec(
     norm_cast="after_weight", recurrence="mamba2", halves="one", position="none", mlp="plain"
 )
-NEMOTRON_H = described(
+NEMOTRON_H = full_spec(
     "nemotron_h",
     _made(*_plain("", _MIXER, "ffn_size", "mlp_layers")),
-    _hyper(_width(rules.ffn_size(21504), "mlp_layers"), _by_width("mlp_layers", "mlp")),
+    _hyper(_width(hyper_rules.ffn_size(21504), "mlp_layers"), _by_width("mlp_layers", "mlp")),
     _BLOCK,
     ignored=_IGNORED | _OF_EXPERTS,
     lost=LOST,
@@ -276,7 +275,7 @@ _EXPERTS = (
     _expert("down", ("n_experts", "expert_width", "moe_ffn_size")),
 )
 _LATENT = "moe_layers & latent_size"
-NEMOTRON_H_MOE = described(
+NEMOTRON_H_MOE = full_spec(
     "nemotron_h_moe",
     _made(
         RoleRow("ffn_gate_inp.weight", _MIXER + ".gate.weight", ("n_experts", "hidden_size"),
@@ -292,16 +291,16 @@ NEMOTRON_H_MOE = described(
         hf_first=tuple(binding for _, *each in _EXPERTS for binding in each),
     ),
     _hyper(
-        rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up_shexp.bias",)),
+        hyper_rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up_shexp.bias",)),
         _by_width("moe_layers", "moe"),
         _width(moe.expert_size(hf_default=7688), "moe_layers"),
         HyperRule("ffn_size", {"hf": ("intermediate_size",)}, "size", 21504),
-        rules.size("shared_ffn_size", "moe_shared_expert_intermediate_size",
+        hyper_rules.size("shared_ffn_size", "moe_shared_expert_intermediate_size",
             "expert_shared_feed_forward_length", hf_default=7688),
         *moe.counts(8, 2, "n_routed_experts num_experts"),
         moe.norm_topk(True),
         routed_scale(1.0),
-        rules.size("latent_size", "moe_latent_size", "moe_latent_size", default=None),
+        hyper_rules.size("latent_size", "moe_latent_size", "moe_latent_size", default=None),
         HyperRule("expert_width", default=lambda hp: hp["latent_size"] or hp["hidden_size"]),
         groups("n_expert_groups", "n_group", "expert_group_count", 1),
         groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),

@@ -7,17 +7,26 @@ graph.
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, KV, Q, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import Window, window_period, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
-from aprfmt.arch.window import Window, period, window_rules
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    KV,
+    Q,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 from aprfmt.base.protocols import Value
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *attention(),
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
         *norm("attn_k_norm", "self_attn.k_norm", (KV,)),
@@ -29,15 +38,15 @@ _TENSORS, _BINDINGS = tables(
 )
 _BLOCK = BlockSpec(norm_cast="after_weight", placement="post", qk_norm="width", rope_cast="result")
 _HYPER = (
-    rules.norm_eps(1e-5),
-    rules.tied_embeddings(shown=False),
-    *rules.attention_biases(),
-    rules.fixed("qk_norm", True),
+    hyper_rules.norm_eps(1e-5),
+    hyper_rules.tied_embeddings(shown=False),
+    *hyper_rules.attention_biases(),
+    hyper_rules.fixed("qk_norm", True),
 )
 
 OLMO2 = ArchSpec(
     name="olmo2",
-    hyper=rules.hyper_table(*_HYPER),
+    hyper=hyper_rules.hyper_table(*_HYPER),
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=_BLOCK,
@@ -51,10 +60,10 @@ def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> boo
 
 OLMO3 = ArchSpec(
     name="olmo3",
-    hyper=rules.hyper_table(
+    hyper=hyper_rules.hyper_table(
         *_HYPER,
-        *rope_rules(Rope(theta=500000.0, layers="full", nested=True)),
-        *window_rules(Window(4096, 4096, period(4))),
+        *rope_rules(RopeDefaults(theta=500000.0, layers="full", nested=True)),
+        *window_rules(Window(4096, 4096, window_period(4))),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

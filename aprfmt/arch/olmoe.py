@@ -3,14 +3,14 @@
 Source: transformers' modeling_olmoe; the converter's olmo.py, llama.cpp's olmoe.cpp.
 """
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
-from aprfmt.arch.rows import FUSED, KV, Q, around, attention, norm, tables
+from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
-from aprfmt.arch.stated import divided_heads
+from aprfmt.arch.tensor_rows import FUSED, KV, Q, attention, make_tables, norm, with_model_rows
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
@@ -25,13 +25,13 @@ _TENSORS, _BINDINGS = tables(
 
 OLMOE = ArchSpec(
     name="olmoe",
-    hyper=rules.hyper_table(
-        rules.context_length(4096),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.context_length(4096),
         divided_heads(),
-        rules.norm_eps(1e-5),
-        rules.tied_embeddings(shown=False),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
+        hyper_rules.norm_eps(1e-5),
+        hyper_rules.tied_embeddings(shown=False),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
         HyperRule("qkv_clip", {"hf": ("clip_qkv",)}, "positive", None),
         *moe.counts(64, 8),
         moe.expert_size("intermediate_size"),

@@ -8,11 +8,11 @@ modeling_opt.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.rows import KV, Q, RoleRow, around, linear, norm, tables
+from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.stated import divided_heads
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, with_model_rows
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -38,13 +38,13 @@ def _layer(before: str, behind: str) -> tuple[RoleRow, ...]:
     )  # fmt: skip
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *_layer("attn_norm", "ffn_norm"), embed="model.decoder.embed_tokens",
         final="model.decoder.final_layer_norm", norm_bias=True,
     )
 )  # fmt: skip
-_SMALL = tables(
+_SMALL = make_tables(
     (
         RoleRow("token_embd.weight", "model.decoder.embed_tokens.weight", _NARROW, layered=False),
         RoleRow("embd_in.weight", "model.decoder.project_in.weight",
@@ -88,30 +88,30 @@ def _has_projections(names: Collection[str], values: Mapping[str, Value]) -> boo
     return any(name.endswith(own) for name in names)
 
 
-_EPS = rules.norm_eps(1e-5)  # config.json has no key for it
+_EPS = hyper_rules.norm_eps(1e-5)  # config.json has no key for it
 
 
 def _hyper(
     check: Callable[[Value, Facts, Mapping[str, Value]], str], *more: HyperRule
 ) -> tuple[HyperRule, ...]:
-    return rules.hyper_table(
-        replace(rules.hidden_size(768), shape=rules.axis("position_embd.weight", 1)),
-        rules.n_layers(12),
-        rules.n_heads(12),
-        rules.n_kv_heads(hf=""),
+    return hyper_rules.hyper_table(
+        replace(hyper_rules.hidden_size(768), shape=hyper_rules.axis("position_embd.weight", 1)),
+        hyper_rules.n_layers(12),
+        hyper_rules.n_heads(12),
+        hyper_rules.n_kv_heads(hf=""),
         divided_heads(),
-        rules.ffn_size(3072, "ffn_dim"),
-        rules.vocab_size(50272),
-        rules.context_length(2048),
+        hyper_rules.ffn_size(3072, "ffn_dim"),
+        hyper_rules.vocab_size(50272),
+        hyper_rules.context_length(2048),
         HyperRule("position_offset", default=2),
         replace(_EPS, keys={"apr": _EPS.keys["apr"]}),
-        rules.activation("relu", "activation_function"),
-        rules.tied_embeddings(True),
-        rules.flag(_BIAS, True, "enable_bias", present=("attn_q.bias",)),
-        rules.flag(
+        hyper_rules.activation("relu", "activation_function"),
+        hyper_rules.tied_embeddings(True),
+        hyper_rules.flag(_BIAS, True, "enable_bias", present=("attn_q.bias",)),
+        hyper_rules.flag(
             "attention_out_bias", True, "enable_bias", present=("attn_output.bias",), written=False
         ),
-        rules.flag("mlp_bias", True, "enable_bias", present=("ffn_up.bias",), written=False),
+        hyper_rules.flag("mlp_bias", True, "enable_bias", present=("ffn_up.bias",), written=False),
         *NO_ROPE,
         HyperRule("parallel_residual", default=False, check=check),
         *more,
@@ -132,7 +132,7 @@ OPT_350M = ArchSpec(
     hyper=_hyper(
         _small,
         HyperRule("embedding_width", {"hf": ("word_embed_proj_dim",)}, "size",
-            shape=rules.axis("token_embd.weight", 1), shape_wins=True,
+            shape=hyper_rules.axis("token_embd.weight", 1), shape_wins=True,
             write={"hf": lambda value, hp: {
                 "word_embed_proj_dim": value, "do_layer_norm_before": False,
             }}),

@@ -3,12 +3,21 @@
 Source: docs/reference/architectures.md; transformers' modeling_phi.
 """
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.joins import Split
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, Q, RoleRow, around, attention, norm, plain_mlp, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
+from aprfmt.arch.tensor_rows import (
+    KV,
+    Q,
+    RoleRow,
+    attention,
+    make_tables,
+    norm,
+    plain_mlp,
+    with_model_rows,
+)
 
 # LayerNorms of each query and key head, one weight for all heads. GGUF has no names for them.
 _QK_NORMS = tuple(
@@ -17,8 +26,8 @@ _QK_NORMS = tuple(
     for x in "qk"
     for part in ("weight", "bias")
 )  # fmt: skip
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm", bias=True),
         *attention(bias="", out_bias="", out="dense"),
         *_QK_NORMS,
@@ -39,16 +48,16 @@ _TENSORS, _BINDINGS = tables(
 
 PHI2 = ArchSpec(
     name="phi2",
-    hyper=rules.hyper_table(
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        rules.activation("gelu_tanh", tanh="gelu_new"),
-        rules.tied_embeddings(shown=False),
-        rules.fixed("attention_bias", True),
-        rules.fixed("attention_out_bias", True),
-        rules.fixed("mlp_bias", True),
-        rules.qk_norm(False, "qk_layernorm"),
-        rules.fixed("parallel_residual", True),
-        *rope_rules(Rope(partial=0.5)),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        hyper_rules.activation("gelu_tanh", tanh="gelu_new"),
+        hyper_rules.tied_embeddings(shown=False),
+        hyper_rules.fixed("attention_bias", True),
+        hyper_rules.fixed("attention_out_bias", True),
+        hyper_rules.fixed("mlp_bias", True),
+        hyper_rules.qk_norm(False, "qk_layernorm"),
+        hyper_rules.fixed("parallel_residual", True),
+        *rope_rules(RopeDefaults(partial=0.5)),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -4,21 +4,30 @@ GGUF keeps both matrices whole (`ffn_up` has 2*ffn_size rows, gate first). Sourc
 docs/reference/architectures.md; the converter's phi.py.
 """
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.joins import Split
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, LAYER, Q, RoleRow, around, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
-from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.arch.tensor_rows import (
+    KV,
+    LAYER,
+    Q,
+    RoleRow,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
 _QKV = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
 GATE_UP = ("ffn_gate.weight", "ffn_up.weight")
 _IN_QKV, IN_GATE_UP = (Split((Q, KV, KV)),), (Split(("ffn_size", "ffn_size")),)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *(
             RoleRow(role, "", (rows, "hidden_size"), gguf="")
@@ -42,11 +51,11 @@ _TENSORS, _BINDINGS = tables(
 
 PHI3 = ArchSpec(
     name="phi3",
-    hyper=rules.hyper_table(
-        rules.context_length(4096),
-        rules.norm_eps(1e-5),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.context_length(4096),
+        hyper_rules.norm_eps(1e-5),
         *rope_rules(
-            Rope(partial=1.0, original=4096, aliases={"su": "longrope", "yarn": "longrope"})
+            RopeDefaults(partial=1.0, original=4096, aliases={"su": "longrope", "yarn": "longrope"})
         ),
         *window_rules(Window(listed=False, stated=True)),
     ),

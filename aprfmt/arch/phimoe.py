@@ -10,21 +10,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from reprlib import repr as short_repr
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, experts, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    experts,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 _EXPERTS, _BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
-_TENSORS, _MADE = tables(
+_TENSORS, _MADE = make_tables(
     (
-        *around(
+        *with_model_rows(
             *norm("attn_norm", "input_layernorm", bias=True),
             *attention(),
             *norm("ffn_norm", "post_attention_layernorm", bias=True),
@@ -40,7 +49,7 @@ _TENSORS, _MADE = tables(
     hf_more=(Binding((LAYER + "mlp.router.weight",), ("ffn_gate_inp.weight",)), *FUSED),
 )  # fmt: skip
 
-_RULES = {rule.name: rule for rule in rope_rules(Rope(theta=1e6, original=4096))}
+_RULES = {rule.name: rule for rule in rope_rules(RopeDefaults(theta=1e6, original=4096))}
 _SCALING = _RULES["rope_scaling"]
 
 
@@ -74,11 +83,11 @@ _RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write
 
 PHIMOE = ArchSpec(
     name="phimoe",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.context_length(131072),
-        rules.norm_eps(1e-5),
-        *rules.attention_biases(),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.context_length(131072),
+        hyper_rules.norm_eps(1e-5),
+        *hyper_rules.attention_biases(),
         *_RULES.values(),
         *window_rules(Window(listed=False, stated=True)),
         _COUNTS[0],
@@ -87,7 +96,7 @@ PHIMOE = ArchSpec(
         moe.all_layers(),
         moe.router("sparsemixer"),
         HyperRule("router_jitter", {"hf": ("router_jitter_noise",)}, "float", 0.01),
-        rules.flag("head_bias", False, "lm_head_bias", present=("output.bias",)),
+        hyper_rules.flag("head_bias", False, "lm_head_bias", present=("output.bias",)),
     ),
     tensors=_TENSORS,
     bindings=_MADE,

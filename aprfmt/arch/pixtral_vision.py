@@ -10,13 +10,13 @@ modeling_llava and modeling_mistral3; the gguf package's name map; the converter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import rules
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, single, tables
+from aprfmt.arch import hyper_rules
+from aprfmt.arch.layout_steps import RowsPermuted
+from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import HyperRule, Loss
-from aprfmt.arch.steps import RowsPermuted
-from aprfmt.arch.vision import UNUSED, of_projector, tower_hyper
-from aprfmt.arch.vocabulary import PROJECTORS
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.vision_towers import UNUSED, projector_model, tower_hyper
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -60,35 +60,62 @@ def _layer() -> tuple[RoleRow, ...]:
 def _projection(number: int, into: str) -> tuple[RoleRow, ...]:
     role, hf = f"mm.{number}", f"{_PROJECTOR}linear_{number}"
     return (
-        single(f"{role}.weight", f"{hf}.weight", _OUT, into),
-        single(f"{role}.bias", f"{hf}.bias", _OUT, needs="optional"),
+        single_row(f"{role}.weight", f"{hf}.weight", _OUT, into),
+        single_row(f"{role}.bias", f"{hf}.bias", _OUT, needs="optional"),
     )
 
 
-PIXTRAL_VISION = named(
+PIXTRAL_VISION = names_only_spec(
     _NAME,
-    tables((
-        single("v.patch_embd.weight", _TOWER + "patch_conv.weight", "hidden_size", "image_channels",
-            "patch_size", "patch_size"),
-        *norm("v.pre_ln", _TOWER + "ln_pre", layered=False),
-        *_layer(),
-        single("mm.input_norm.weight", _PROJECTOR + "norm.weight", *_WIDE, needs="optional"),
-        single("mm.patch_merger.weight", _PROJECTOR + "patch_merger.merging_layer.weight",
-            "hidden_size", "patch_merge*patch_merge*hidden_size", needs="optional"),
-        *_projection(1, "hidden_size"),
-        *_projection(2, _OUT),
-    )),
-    rules.hyper_table(
+    make_tables(
+        (
+            single_row(
+                "v.patch_embd.weight",
+                _TOWER + "patch_conv.weight",
+                "hidden_size",
+                "image_channels",
+                "patch_size",
+                "patch_size",
+            ),
+            *norm("v.pre_ln", _TOWER + "ln_pre", layered=False),
+            *_layer(),
+            single_row(
+                "mm.input_norm.weight", _PROJECTOR + "norm.weight", *_WIDE, needs="optional"
+            ),
+            single_row(
+                "mm.patch_merger.weight",
+                _PROJECTOR + "patch_merger.merging_layer.weight",
+                "hidden_size",
+                "patch_merge*patch_merge*hidden_size",
+                needs="optional",
+            ),
+            *_projection(1, "hidden_size"),
+            *_projection(2, _OUT),
+        )
+    ),
+    hyper_rules.hyper_table(
         *tower_hyper(1e-5, "gelu", class_token=False, usual=_USUAL),
-        rules.size("patch_merge", "spatial_merge_size", "vision.spatial_merge_size", default=1),
+        hyper_rules.size(
+            "patch_merge", "spatial_merge_size", "vision.spatial_merge_size", default=1
+        ),
         HyperRule(
-            "projection_size", {"gguf": ("{arch}.vision.projection_dim",)}, "size",
-            write={"gguf": _write}, shape=rules.axis("mm.1.weight", 0),
+            "projection_size",
+            {"gguf": ("{arch}.vision.projection_dim",)},
+            "size",
+            write={"gguf": _write},
+            shape=hyper_rules.axis("mm.1.weight", 0),
         ),
     ),
-    lost=(Loss("gguf", "projection_size", lambda hp: True,
-        "llama.cpp also wants the text's row of [IMG_BREAK] as v.token_embd.img_break, which is "
-        "none of the tower's: it refuses the file without"),),
-    evidence=of_projector(KIND), section="vision_config",
+    lost=(
+        Loss(
+            "gguf",
+            "projection_size",
+            lambda hp: True,
+            "llama.cpp also wants the text's row of [IMG_BREAK] as v.token_embd.img_break, which "
+            "is none of the tower's: it refuses the file without",
+        ),
+    ),
+    evidence=projector_model(KIND),
+    section="vision_config",
     ignored=UNUSED | {"text_config"},
-)  # fmt: skip
+)

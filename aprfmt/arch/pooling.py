@@ -7,7 +7,7 @@ sentence_transformers/models/Pooling.py; llama.cpp's `enum llama_pooling_type`.
 from collections.abc import Mapping
 
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.values import boolean, whole
+from aprfmt.arch.value_checks import boolean, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -46,7 +46,7 @@ def _mode(stated: Mapping[str, Value]) -> str | None:
 
 def _read_gguf(facts: Facts, hp: Params) -> Found:
     found = facts.first(_KEY)
-    return None if found is None else (_NUMBERS.get(whole(*found)), found[1])
+    return None if found is None else (_NUMBERS.get(whole_number(*found)), found[1])
 
 
 def _write_gguf(value: Value, hp: Params) -> Params:

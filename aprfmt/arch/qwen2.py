@@ -5,18 +5,24 @@ Source: docs/reference/architectures.md.
 
 from collections.abc import Callable, Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.sliding_window import (
+    IGNORED_WINDOW,
+    PerLayer,
+    Window,
+    window_every_layer,
+    window_rules,
+)
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 MAX_WINDOW_LAYERS = 28  # transformers' default
 
 
-def upper(usual: int) -> Callable[[Facts | None, Mapping[str, Value]], PerLayer]:
+def upper_layers(usual: int) -> Callable[[Facts | None, Mapping[str, Value]], PerLayer]:
     """Return the function that gives a window to the layers from max_window_layers on.
 
     `usual` is the default of that key.
@@ -30,10 +36,10 @@ def upper(usual: int) -> Callable[[Facts | None, Mapping[str, Value]], PerLayer]
     return layers
 
 
-WINDOW = Window(layers=upper(MAX_WINDOW_LAYERS), gguf_layers=every, switch=True)
+WINDOW = Window(layers=upper_layers(MAX_WINDOW_LAYERS), gguf_layers=window_every_layer, switch=True)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(bias="attention_bias", out_bias=None),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -44,9 +50,9 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN2 = ArchSpec(
     name="qwen2",
-    hyper=rules.hyper_table(
-        rules.context_length(32768),
-        rules.flag("attention_bias", True, present=("attn_q.bias",)),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.context_length(32768),
+        hyper_rules.flag("attention_bias", True, present=("attn_q.bias",)),
         *window_rules(WINDOW),
     ),
     tensors=_TENSORS,

@@ -5,13 +5,28 @@ Source: docs/reference/architectures.md; transformers' modeling_qwen2_moe.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.qwen2 import MAX_WINDOW_LAYERS
-from aprfmt.arch.rows import FUSED, RoleRow, around, attention, experts, linear, norm, tables
+from aprfmt.arch.sliding_window import (
+    IGNORED_WINDOW,
+    PerLayer,
+    Window,
+    window_every_layer,
+    window_rules,
+)
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.steps import Reshaped
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    experts,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 EXPERTS, EXPERT_BINDINGS = experts()
@@ -53,8 +68,8 @@ SHARED_GATE = RoleRow(
     "moe_layers", gguf_steps=(Reshaped(("1", "hidden_size"), ("hidden_size",)),),
 )  # fmt: skip
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(out_bias=None),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -78,15 +93,15 @@ def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
 
 QWEN2_MOE = ArchSpec(
     name="qwen2_moe",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(16),
-        rules.context_length(32768),
-        rules.tied_embeddings(shown=False),
-        rules.flag("attention_bias", True, "qkv_bias", present=("attn_q.bias",)),
-        *window_rules(Window(layers=_layers, gguf_layers=every, switch=True)),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(16),
+        hyper_rules.context_length(32768),
+        hyper_rules.tied_embeddings(shown=False),
+        hyper_rules.flag("attention_bias", True, "qkv_bias", present=("attn_q.bias",)),
+        *window_rules(Window(layers=_layers, gguf_layers=window_every_layer, switch=True)),
         *moe.counts(60, 4),
         moe.expert_size(hf_default=1408),
-        rules.size(
+        hyper_rules.size(
             "shared_ffn_size", "shared_expert_intermediate_size",
             "expert_shared_feed_forward_length", default=lambda hp: hp["ffn_size"],
             hf_default=5632,

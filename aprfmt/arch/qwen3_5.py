@@ -1,34 +1,34 @@
 """qwen3_5 and qwen3_5_moe (text): qwen3_next with its projections apart; dense, or experts alone.
 
 GGUF has the value heads of the delta nets tiled: the key heads run fastest. The rotary sections of
-images and videos change nothing in a text, but llama.cpp requires them (sections.py). Sources:
-delta.py.
+images and videos change nothing in a text, but llama.cpp requires them (rope_sections.py). Sources:
+delta_net.py.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import delta, draft, losses, moe, rules
+from aprfmt.arch import delta_net, draft_head, hyper_rules, losses, moe
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE
 from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, SHARED_GATE, shared_expert
 from aprfmt.arch.qwen3_next import shared_size
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import RoleRow, around, gated_mlp, tables
-from aprfmt.arch.sections import sections
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.rope_sections import sections
 from aprfmt.arch.spec import ArchSpec, Binding, HyperRule, TensorRule
+from aprfmt.arch.tensor_rows import RoleRow, gated_mlp, make_tables, with_model_rows
 
 SECTIONS = (11, 11, 10)  # transformers' default, and the converter's
-_ROPE = Rope(partial=0.25)
+_ROPE = RopeDefaults(partial=0.25)
 _HEADS, _HEAD = (Tiled("delta_value_dim"),), (Tiled("1"),)
-_BEHIND_KEYS = (Tiled("delta_value_dim", f"2*{delta.KEYS}"),)
+_BEHIND_KEYS = (Tiled("delta_value_dim", f"2*{delta_net.KEYS}"),)
 
 
 def _mixing() -> tuple[RoleRow, ...]:
     return (
-        *delta.attention(),
-        *delta.delta_net(
+        *delta_net.attention(),
+        *delta_net.delta_net(
             rates=_HEAD,
             kernel=_BEHIND_KEYS,
             output=(Tiled("delta_value_dim", axis=1),),
@@ -45,62 +45,62 @@ def _mixing() -> tuple[RoleRow, ...]:
 def _tables(
     mlp: tuple[RoleRow, ...], hf: tuple[Binding, ...] = (), gguf: tuple[Binding, ...] = ()
 ) -> tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]:
-    first, second = delta.norms()
-    return tables(
-        around(*first, *_mixing(), *second, *mlp, norm_steps=PLUS_ONE),
-        hf_first=(*hf, *delta.GATED_HF),
-        gguf_first=delta.GATED_GGUF,
+    first, second = delta_net.norms()
+    return make_tables(
+        with_model_rows(*first, *_mixing(), *second, *mlp, norm_steps=PLUS_ONE),
+        hf_first=(*hf, *delta_net.GATED_HF),
+        gguf_first=delta_net.GATED_GGUF,
         gguf_more=gguf,
     )
 
 
 def _hyper(*own: HyperRule) -> tuple[HyperRule, ...]:
-    return rules.hyper_table(
-        draft.main_layers(),
-        rules.head_dim(256),
-        rules.context_length(32768),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
+    return hyper_rules.hyper_table(
+        draft_head.main_layers(),
+        hyper_rules.head_dim(256),
+        hyper_rules.context_length(32768),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
         *rope_rules(_ROPE),
         sections(_ROPE, SECTIONS),
-        *delta.sizes(),
+        *delta_net.sizes(),
         *own,
     )
 
 
-_LOST = (*losses.common_losses(partial=True), losses.ONE_BIAS_KEY, NO_BIASES, *delta.LOST)
+_LOST = (*losses.common_losses(partial=True), losses.ONE_BIAS_KEY, NO_BIASES, *delta_net.LOST)
 _TENSORS, _BINDINGS = _tables(gated_mlp())
 QWEN3_5 = ArchSpec(
     name="qwen3_5",
-    hyper=_hyper(rules.n_kv_heads(4), rules.ffn_size(12288)),
+    hyper=_hyper(hyper_rules.n_kv_heads(4), hyper_rules.ffn_size(12288)),
     tensors=_TENSORS,
     bindings=_BINDINGS,
-    block=delta.BLOCK,
+    block=delta_net.BLOCK,
     lost=_LOST,
-    ignored=delta.IGNORED,
-    draft=draft.MTP,
+    ignored=delta_net.IGNORED,
+    draft=draft_head.MTP,
 )
 
 _MOE_TENSORS, _MOE_BINDINGS = _tables(
     (ROUTER, *EXPERTS, SHARED_GATE, *shared_expert("mlp.shared_expert")),
     EXPERT_BINDINGS,
-    (delta.GATE_UP_GGUF,),
+    (delta_net.GATE_UP_GGUF,),
 )
 QWEN3_5_MOE = ArchSpec(
     name="qwen3_5_moe",
     hyper=_hyper(
-        rules.n_kv_heads(2),
-        rules.size("ffn_size", "intermediate_size", "feed_forward_length", default=None),
+        hyper_rules.n_kv_heads(2),
+        hyper_rules.size("ffn_size", "intermediate_size", "feed_forward_length", default=None),
         *moe.counts(256, 8),
         moe.expert_size(hf_default=512),
         shared_size(),
         moe.all_layers(),
-        rules.fixed("norm_topk", True),
+        hyper_rules.fixed("norm_topk", True),
     ),
     tensors=_MOE_TENSORS,
     bindings=_MOE_BINDINGS,
-    block=replace(delta.BLOCK, shared_expert="gated"),
+    block=replace(delta_net.BLOCK, shared_expert="gated"),
     lost=_LOST,
-    ignored=delta.IGNORED,
-    draft=draft.MTP,
+    ignored=delta_net.IGNORED,
+    draft=draft_head.MTP,
 )

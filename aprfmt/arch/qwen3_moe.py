@@ -1,14 +1,14 @@
 """qwen3-moe: qwen3 with experts, and layers without. docs/reference/architectures.md."""
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.qwen2_moe import DENSE, DENSE_LOSS, EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.qwen3 import QK_NORMS
-from aprfmt.arch.rows import FUSED, around, attention, norm, tables
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, norm, with_model_rows
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *QK_NORMS,
@@ -23,11 +23,11 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN3_MOE = ArchSpec(
     name="qwen3_moe",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(4),
-        rules.context_length(32768),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(4),
+        hyper_rules.context_length(32768),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
         *window_rules(Window(listed=False, switch=True)),
         *moe.counts(128, 8),
         moe.expert_size(hf_default=768),

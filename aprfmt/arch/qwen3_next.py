@@ -2,12 +2,12 @@
 
 q, k, v and z of the delta nets are one projection, key head by key head; GGUF has q, k and v in one
 tensor and z in another (older files: all in ssm_in, as Hugging Face has it). Norms but the delta
-nets' store w of (1 + w). Sources: delta.py.
+nets' store w of (1 + w). Sources: delta_net.py.
 """
 
 from dataclasses import replace
 
-from aprfmt.arch import delta, draft, losses, moe, rules
+from aprfmt.arch import delta_net, draft_head, hyper_rules, losses, moe
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.qwen2_moe import (
@@ -20,15 +20,17 @@ from aprfmt.arch.qwen2_moe import (
     shared_expert,
 )
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import LAYER, around, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, HyperRule
+from aprfmt.arch.tensor_rows import LAYER, make_tables, with_model_rows
 
 _INTO = ("attn_qkv.weight", "attn_gate.weight")
 _RATES = ("ssm_beta.weight", "ssm_alpha.weight")
 _QKVZ = (
     ByGroup(
-        "delta_key_heads", (delta.KEYS, delta.KEYS, delta.VALUES, delta.VALUES), ((0, 1, 2), (3,))
+        "delta_key_heads",
+        (delta_net.KEYS, delta_net.KEYS, delta_net.VALUES, delta_net.VALUES),
+        ((0, 1, 2), (3,)),
     ),
 )
 _BA = (ByGroup("delta_key_heads", ("delta_value_heads", "delta_value_heads"), ((0,), (1,))),)
@@ -40,18 +42,18 @@ def _joined(qkvz: str, ba: str) -> tuple[Binding, Binding]:
 
 def shared_size() -> HyperRule:
     """Return the rule for the inner width of the expert every token takes."""
-    return rules.size(
+    return hyper_rules.size(
         "shared_ffn_size", "shared_expert_intermediate_size", "expert_shared_feed_forward_length",
         default=lambda hp: hp["moe_ffn_size"], hf_default=512,
     )  # fmt: skip
 
 
-_FIRST, _SECOND = delta.norms()
-_TENSORS, _BINDINGS = tables(
-    around(
+_FIRST, _SECOND = delta_net.norms()
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *_FIRST,
-        *delta.attention(),
-        *delta.delta_net(),
+        *delta_net.attention(),
+        *delta_net.delta_net(),
         *_SECOND,
         *DENSE,
         ROUTER,
@@ -62,49 +64,49 @@ _TENSORS, _BINDINGS = tables(
     ),
     hf_first=(
         *EXPERT_BINDINGS,
-        *delta.GATED_HF,
+        *delta_net.GATED_HF,
         *_joined(
             f"{LAYER}linear_attn.in_proj_qkvz.weight", f"{LAYER}linear_attn.in_proj_ba.weight"
         ),
     ),
     gguf_first=(
-        *delta.GATED_GGUF,
+        *delta_net.GATED_GGUF,
         Binding(("blk.{L}.attn_qkv.weight",), ("attn_qkv.weight",)),
         Binding(("blk.{L}.attn_gate.weight",), ("attn_gate.weight",)),
         *_joined("blk.{L}.ssm_in.weight", "blk.{L}.ssm_ba.weight"),
     ),
-    gguf_more=(delta.GATE_UP_GGUF,),
+    gguf_more=(delta_net.GATE_UP_GGUF,),
 )
 
 QWEN3_NEXT = ArchSpec(
     name="qwen3_next",
-    hyper=rules.hyper_table(
-        draft.main_layers(),
-        rules.n_kv_heads(2),
-        rules.head_dim(256),
-        rules.ffn_size(5632),
-        rules.context_length(32768),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
-        *rope_rules(Rope(partial=0.25)),
+    hyper=hyper_rules.hyper_table(
+        draft_head.main_layers(),
+        hyper_rules.n_kv_heads(2),
+        hyper_rules.head_dim(256),
+        hyper_rules.ffn_size(5632),
+        hyper_rules.context_length(32768),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
+        *rope_rules(RopeDefaults(partial=0.25)),
         *moe.counts(512, 10),
         moe.expert_size(hf_default=512),
         shared_size(),
         moe.sparse_layers(),
         moe.norm_topk(True, gguf=True),
-        *delta.sizes(),
+        *delta_net.sizes(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
-    block=replace(delta.BLOCK, shared_expert="gated"),
+    block=replace(delta_net.BLOCK, shared_expert="gated"),
     lost=(
         *losses.common_losses(partial=True),
         losses.ONE_BIAS_KEY,
         NO_BIASES,
         DENSE_LOSS,
         moe.norm_topk_loss(True),
-        *delta.LOST,
+        *delta_net.LOST,
     ),
-    ignored=delta.IGNORED,
-    draft=draft.MTP,
+    ignored=delta_net.IGNORED,
+    draft=draft_head.MTP,
 )

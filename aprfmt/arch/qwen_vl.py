@@ -9,27 +9,27 @@ and modeling_qwen3_vl_moe; the converter's qwenvl.py and qwen3vl.py.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.joins import Split
-from aprfmt.arch.qwen2 import QWEN2, upper
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layout_steps import Oriented
+from aprfmt.arch.qwen2 import QWEN2, upper_layers
 from aprfmt.arch.qwen2_moe import DENSE_LOSS
 from aprfmt.arch.qwen3 import QWEN3
 from aprfmt.arch.qwen3_moe import QWEN3_MOE
+from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import LAYER
-from aprfmt.arch.sections import IGNORED, old_sections
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.rope_sections import IGNORED, old_sections
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_every_layer, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, Loss
-from aprfmt.arch.stated import divided_heads
-from aprfmt.arch.steps import Oriented
-from aprfmt.arch.values import sequence
-from aprfmt.arch.window import IGNORED_WINDOW, Window, every, window_rules
+from aprfmt.arch.tensor_rows import LAYER
+from aprfmt.arch.value_checks import sequence
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 _MROPE = {"mrope": "default"}  # what the first checkpoints call it
-_TWO, _THREE = Rope(theta=1e6, aliases=_MROPE), Rope(theta=5e5, aliases=_MROPE)
+_TWO, _THREE = RopeDefaults(theta=1e6, aliases=_MROPE), RopeDefaults(theta=5e5, aliases=_MROPE)
 _IGNORED = IGNORED.union(
     "video_token_id vision_start_token_id vision_end_token_id vision_token_id".split()
 )
@@ -70,15 +70,17 @@ def _two(name: str, chosen: bool) -> ArchSpec:
     """Return qwen2's text with sections; a GGUF's qwen2vl is the `chosen` one."""
     return ArchSpec(
         name=name,
-        hyper=rules.hyper_table(
-            rules.n_kv_heads(8),
+        hyper=hyper_rules.hyper_table(
+            hyper_rules.n_kv_heads(8),
             divided_heads(),
-            rules.context_length(32768),
-            rules.norm_eps(1e-5),
-            rules.flag("attention_bias", True, present=("attn_q.bias",)),
+            hyper_rules.context_length(32768),
+            hyper_rules.norm_eps(1e-5),
+            hyper_rules.flag("attention_bias", True, present=("attn_q.bias",)),
             *rope_rules(_TWO),
             old_sections(_TWO, (16, 24, 24)),
-            *window_rules(Window(layers=upper(80), gguf_layers=every, switch=True)),
+            *window_rules(
+                Window(layers=upper_layers(80), gguf_layers=window_every_layer, switch=True)
+            ),
         ),
         tensors=QWEN2.tensors,
         bindings=QWEN2.bindings,
@@ -97,10 +99,10 @@ QWEN2_5_VL = _two("qwen2_5_vl", chosen=False)
 def _three(heads: int) -> tuple[HyperRule, ...]:
     """Return the rules that qwen3's two forms share."""
     return (
-        rules.n_kv_heads(heads),
-        rules.context_length(128000),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
+        hyper_rules.n_kv_heads(heads),
+        hyper_rules.context_length(128000),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
         *rope_rules(_THREE),
         old_sections(_THREE, (24, 20, 20), interleaved=True),
         _deepstack(),
@@ -109,7 +111,7 @@ def _three(heads: int) -> tuple[HyperRule, ...]:
 
 QWEN3_VL = ArchSpec(
     name="qwen3_vl",
-    hyper=rules.hyper_table(*_three(32), rules.head_dim(128)),
+    hyper=hyper_rules.hyper_table(*_three(32), hyper_rules.head_dim(128)),
     tensors=QWEN3.tensors,
     bindings=QWEN3.bindings,
     block=QWEN3.block,
@@ -147,13 +149,13 @@ _STORED = {name for binding in _PUBLISHED for name in binding.stored}
 
 QWEN3_VL_MOE = ArchSpec(
     name="qwen3_vl_moe",
-    hyper=rules.hyper_table(
+    hyper=hyper_rules.hyper_table(
         *_three(16),
-        replace(rules.tied_embeddings(), read={"hf": _tied}),
+        replace(hyper_rules.tied_embeddings(), read={"hf": _tied}),
         *moe.counts(60, 4),
         moe.expert_size(hf_default=1408),
         moe.sparse_layers(),
-        rules.fixed("norm_topk", True),
+        hyper_rules.fixed("norm_topk", True),
     ),
     tensors=QWEN3_MOE.tensors,
     bindings={

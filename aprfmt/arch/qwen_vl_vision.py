@@ -13,16 +13,15 @@ from dataclasses import replace
 from math import isqrt
 from typing import Any
 
-from aprfmt.arch import rules
-from aprfmt.arch.joins import Split, Stacked
-from aprfmt.arch.named import named
+from aprfmt.arch import hyper_rules
+from aprfmt.arch.joining_steps import Split, Stacked
 from aprfmt.arch.pixtral_vision import DEVIATION, MEAN
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, single, tables
+from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import MISSING, ArchSpec, Binding, Facts, HyperRule, Loss, Read
-from aprfmt.arch.values import sequence
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.vision import UNUSED, activation_keys, of_projector, tower_hyper
-from aprfmt.arch.vocabulary import PROJECTORS
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.arch.vision_towers import UNUSED, activation_keys, projector_model, tower_hyper
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -125,14 +124,16 @@ def _projection(kind: str, key: str) -> HyperRule:
         }
 
     rule = _size("projection_size", key, 3584, "projection_dim")
-    return replace(rule, write={**rule.write, "gguf": write}, shape=rules.axis("mm.2.weight", 0))
+    return replace(
+        rule, write={**rule.write, "gguf": write}, shape=hyper_rules.axis("mm.2.weight", 0)
+    )
 
 
 def _hyper(
     kind: str, layers: int, act: str, patch: int, out: str, *own: HyperRule
 ) -> tuple[HyperRule, ...]:
     """Return the rules; `out` is the key of the text's width."""
-    return rules.hyper_table(
+    return hyper_rules.hyper_table(
         *tower_hyper(1e-6, act, class_token=False),
         _size("n_layers", "depth", layers, "block_count"),
         _size("n_heads", "num_heads", 16, "attention.head_count"),
@@ -151,7 +152,7 @@ def _hyper(
 
 
 def _once(role: str, hf: str, *shape: str) -> RoleRow:
-    return single(role, f"{_TOWER}{hf}", *shape)
+    return single_row(role, f"{_TOWER}{hf}", *shape)
 
 
 def _both(role: str, hf: str, out: str, into: str) -> Rows:
@@ -223,10 +224,10 @@ def _tower(
     **more: Any,
 ) -> ArchSpec:
     fused = _fused(_LAYER + "attn.qkv")
-    return named(
+    return names_only_spec(
         name,
-        tables((_PATCH, *rows), hf_first=(*fused, *hf), gguf_first=(_FRAMES, *gguf)),
-        hyper, evidence=of_projector(PROJECTORS[name]), section=_SECTION,
+        make_tables((_PATCH, *rows), hf_first=(*fused, *hf), gguf_first=(_FRAMES, *gguf)),
+        hyper, evidence=projector_model(PROJECTORS[name]), section=_SECTION,
         ignored=UNUSED | _BESIDE, **more,
     )  # fmt: skip
 
@@ -248,7 +249,7 @@ def _ffn_of_ratio() -> HyperRule:
             "hf": lambda value, hp: {"mlp_ratio": value // hp["hidden_size"]},
             "gguf": lambda value, hp: {"{arch}.vision.feed_forward_length": value},
         },
-        shape=rules.axis("ffn_up.weight", 0),
+        shape=hyper_rules.axis("ffn_up.weight", 0),
     )
 
 
@@ -320,7 +321,7 @@ def _positions() -> tuple[HyperRule, ...]:
             default=lambda hp: (hp["image_size"] // hp["patch_size"]) ** 2,
             read={"hf": own},
             write={"hf": lambda value, hp: {"num_position_embeddings": value}},
-            shape=rules.axis("v.position_embd.weight", 0),
+            shape=hyper_rules.axis("v.position_embd.weight", 0),
         ),
     )
 

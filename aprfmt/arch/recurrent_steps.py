@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aprfmt.arch.moves import Moves
-from aprfmt.arch.sizes import size_of
+from aprfmt.arch.element_moves import Moves
+from aprfmt.arch.layout_steps import ChangesValues, Shape, Shapes, Sizes, only_shape
+from aprfmt.arch.size_expressions import size_of
 from aprfmt.arch.spec import Array, Move
-from aprfmt.arch.steps import ChangesValues, Shape, Shapes, Sizes, only
 from aprfmt.errors import ArchError
 
 
@@ -29,7 +29,7 @@ class Depthwise:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return [channels, taps]; ArchError for any other shape."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         whole = size_of(self.channels, hp), size_of(self.taps, hp)
         if shape not in (whole, (whole[0], 1, whole[1]), (*whole, 1)):
             raise ArchError(
@@ -40,7 +40,7 @@ class Depthwise:
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [channels, 1, taps]."""
-        channels, taps = self.shapes([only(logical, self)], hp)[0]
+        channels, taps = self.shapes([only_shape(logical, self)], hp)[0]
         return [(channels, 1, taps)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:

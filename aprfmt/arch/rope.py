@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from reprlib import repr as short_repr
 
 from aprfmt.arch.rope_gguf import read_gguf, write_gguf
-from aprfmt.arch.rope_hf import HFRope, Rope, full_head_dim, write_hf
+from aprfmt.arch.rope_hf import HFRope, RopeDefaults, full_head_dim, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.values import MAX_ROTATED, number, positive
+from aprfmt.arch.value_checks import MAX_ROTATED, number, positive
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -31,7 +31,7 @@ Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 
 
-def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
+def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
     """Return the rules for theta, rotated elements and scaling of an architecture."""
 
     def hf(facts: Facts) -> HFRope:

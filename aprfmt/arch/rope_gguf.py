@@ -10,7 +10,14 @@ from typing import Any
 
 from aprfmt.arch.rope_hf import YARN_BETAS, full_head_dim, longrope_attention, yarn_attention
 from aprfmt.arch.spec import DerivedTensor, Facts
-from aprfmt.arch.values import number, positive, same_value, shortest, text, whole
+from aprfmt.arch.value_checks import (
+    number,
+    positive,
+    same_value,
+    shortest_decimal,
+    text,
+    whole_number,
+)
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -72,7 +79,7 @@ def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None,
     if freqs is not None and any(value != 1.0 for value in freqs):
         return _proportional(freqs, factor) or _factors(freqs, factor, hp), FREQS
     if factor != 1.0 and found is not None:
-        return {"type": "linear", "factor": shortest(factor)}, found[1]
+        return {"type": "linear", "factor": shortest_decimal(factor)}, found[1]
     return None if stated is None else (None, stated[1])
 
 
@@ -86,7 +93,7 @@ def _divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | None:
             f"tensor {name!r}: {len(values)} values; expected {pairs} numbers above "
             "zero, one for every pair of rotated elements"
         )
-    return tuple(shortest(value) for value in values)
+    return tuple(shortest_decimal(value) for value in values)
 
 
 def _factors(freqs: tuple[float, ...], factor: float, hp: Params) -> Scaling:
@@ -116,7 +123,7 @@ def _proportional(freqs: tuple[float, ...], factor: float) -> Scaling | None:
 
 def _original(facts: Facts, hp: Params) -> int:
     found = facts.first(_KEY + "original_context_length")
-    length: int = hp["context_length"] if found is None else whole(*found, 1)
+    length: int = hp["context_length"] if found is None else whole_number(*found, 1)
     return length
 
 
@@ -125,7 +132,7 @@ def _longrope(
 ) -> Scaling:
     original = _original(facts, hp)
     found = facts.first(_KEY + "attn_factor")
-    attention = 1.0 if found is None else shortest(positive(*found))
+    attention = 1.0 if found is None else shortest_decimal(positive(*found))
     implied = longrope_attention(hp["context_length"] / original, original)
     return {
         "type": "longrope",
@@ -139,7 +146,7 @@ def _longrope(
 def _yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
     def key(name: str, default: float | None) -> float | None:
         found = facts.first(_KEY + name)
-        return default if found is None else shortest(number(*found))
+        return default if found is None else shortest_decimal(number(*found))
 
     # llama.cpp takes mscale to be the same.
     logarithmic = key("yarn_log_multiplier", None)
@@ -148,7 +155,7 @@ def _yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
     attention = key("yarn_attn_factor", implied)
     return {
         "type": "yarn",
-        "factor": shortest(factor),
+        "factor": shortest_decimal(factor),
         "original_context_length": _original(facts, hp),
         "beta_fast": key("yarn_beta_fast", YARN_BETAS[0]),
         "beta_slow": key("yarn_beta_slow", YARN_BETAS[1]),

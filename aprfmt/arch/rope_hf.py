@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.values import boolean, divisors, number, positive, text, whole
+from aprfmt.arch.value_checks import boolean, divisors, number, positive, text, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -22,7 +22,7 @@ YARN_BETAS = (32.0, 1.0)  # default beta_fast and beta_slow, from the YaRN paper
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeDefaults:
     """What differs between architectures.
 
     Defaults for absent keys: `theta`; `theta_local` (windowed layers; None: same as theta);
@@ -95,7 +95,7 @@ class _Objects:
 class HFRope:
     """The rope objects of one config: full layers, windowed layers, and the outer one."""
 
-    row: Rope
+    row: RopeDefaults
     facts: Facts
     dim: Callable[[], int] = int  # gives the elements of a head in full layers; asked if needed
     full: _Objects = field(default_factory=_Objects)
@@ -176,7 +176,7 @@ class HFRope:
         elif top is None and self.row.original is not None:
             return self.row.original
         found = top or stated
-        return context if found is None else whole(*found, 1)
+        return context if found is None else whole_number(*found, 1)
 
 
 def _factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
@@ -265,7 +265,9 @@ _READ: Mapping[str, Callable[[HFRope, _Objects, int, int], Scaling]] = {
 # --- writing: old-style keys, which transformers 4 and 5 both load -----------------------------
 
 
-def write_hf(row: Rope, scaling: Mapping[str, Value] | None, hp: Params) -> dict[str, Value]:
+def write_hf(
+    row: RopeDefaults, scaling: Mapping[str, Value] | None, hp: Params
+) -> dict[str, Value]:
     """Return `rope_scaling` and its companions, and nested `rope_parameters` where used."""
     old = None if scaling is None else _WRITE[scaling["type"]](scaling, hp)
     out: dict[str, Value] = {} if row.new else {"rope_scaling": old}

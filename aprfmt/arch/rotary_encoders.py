@@ -10,15 +10,15 @@ package's name map; the converter's bert.py.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.encoders import BLOCK, POOLER, embeddings, encoder, encoder_hyper, mlp
-from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, PARTS, fused_in, fused_rows
+from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, PARTS, fused_in, fused_rows
+from aprfmt.arch.required_values import must_be
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, Facts, HyperRule
-from aprfmt.arch.stated import must_be
-from aprfmt.arch.values import sequence, text
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm
+from aprfmt.arch.value_checks import sequence, text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -77,14 +77,16 @@ def _tasks(value: Value, facts: Facts, hp: Params) -> str:
     return f"{found[1]} names adapters for {names}; the model runs without one"
 
 
-def _rotated(rope: Rope, check: Callable[[Value, Facts, Params], str]) -> tuple[HyperRule, ...]:
-    each = HyperRule("rope_layers", default=rules.per_layer(True), check=check)
-    return (*rope_rules(rope), rules.rope_style("half"), each)
+def _rotated(
+    rope: RopeDefaults, check: Callable[[Value, Facts, Params], str]
+) -> tuple[HyperRule, ...]:
+    each = HyperRule("rope_layers", default=hyper_rules.per_layer(True), check=check)
+    return (*rope_rules(rope), hyper_rules.rope_style("half"), each)
 
 
 def _activation() -> HyperRule:
     """Return the rule for the activation; published configs name the whole gated MLP."""
-    usual = rules.activation("silu")
+    usual = hyper_rules.activation("silu")
     gates = {"swiglu": "silu", "geglu": "gelu"}
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
@@ -99,7 +101,7 @@ def _activation() -> HyperRule:
     return replace(usual, read={**usual.read, "hf": read})
 
 
-_EPS = rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon")
+_EPS = hyper_rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon")
 _NOMIC_ROWS = (
     *embeddings(_WORDS, "", _TYPES, "emb_ln"),
     *fused_rows(None),
@@ -111,22 +113,22 @@ _NOMIC_ROWS = (
 )
 NOMIC_BERT = encoder(
     "nomic_bert",
-    tables(
+    make_tables(
         _NOMIC_ROWS,
         hf_first=fused_in(_LAYER + "attn.Wqkv", IN_ORDER, ("weight",)),
         hf_more=_in_memory(_NOMIC_ROWS, ("weight",), ("fc2", "down_proj")),
         gguf_first=GGUF_FUSED[:1],
     ),
     encoder_hyper(
-        rules.hidden_size(None, "hidden_size n_embd"),
-        rules.n_layers(None, "num_hidden_layers n_layer"),
-        rules.n_heads(None, "num_attention_heads n_head"),
-        rules.head_dim(),
+        hyper_rules.hidden_size(None, "hidden_size n_embd"),
+        hyper_rules.n_layers(None, "num_hidden_layers n_layer"),
+        hyper_rules.n_heads(None, "num_attention_heads n_head"),
+        hyper_rules.head_dim(),
         replace(_EPS, keys={**_EPS.keys, "hf": ("layer_norm_eps", "layer_norm_epsilon")}),
-        rules.ffn_size(None, "intermediate_size n_inner"),
-        rules.context_length(2048, "max_position_embeddings n_positions"),
+        hyper_rules.ffn_size(None, "intermediate_size n_inner"),
+        hyper_rules.context_length(2048, "max_position_embeddings n_positions"),
         _activation(),
-        *_rotated(Rope(theta=1000.0, base_key="rotary_emb_base"), _usual),
+        *_rotated(RopeDefaults(theta=1000.0, base_key="rotary_emb_base"), _usual),
     ),
     replace(BLOCK, position="rope", mlp="gated"),
     more_ignored="""attn_pdrop embd_pdrop resid_pdrop dense_seq_output fused_bias_fc
@@ -164,15 +166,15 @@ _ORIGINALS = (
 )  # fmt: skip
 JINA_EMBEDDINGS_V3 = encoder(
     "jina_embeddings_v3",
-    tables(
+    make_tables(
         _JINA_ROWS,
         hf_first=_JINA_QKV,
         hf_more=(*_in_memory(_JINA_ROWS, PARTS), *map(_original, _ORIGINALS)),
         gguf_first=GGUF_FUSED,
     ),
     encoder_hyper(
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        *_rotated(Rope(theta=20000.0, base_key="rotary_emb_base"), _tasks),
+        hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        *_rotated(RopeDefaults(theta=20000.0, base_key="rotary_emb_base"), _tasks),
     ),
     replace(BLOCK, position="rope"),
     evidence=_has_mixers,

@@ -4,10 +4,10 @@ The first block alone has a norm of its own in front. GGUF has forms of later ve
 transformers' modeling_rwkv.
 """
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import RoleRow, around, linear, norm, tables
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
 
 _LAYER = "rwkv.blocks.{L}"
 _TIME, _CHANNEL = f"{_LAYER}.attention", f"{_LAYER}.feed_forward"
@@ -22,9 +22,9 @@ def _vectors(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
     )
 
 
-RWKV = named(
+RWKV = names_only_spec(
     "rwkv",
-    tables(around(
+    make_tables(with_model_rows(
         *norm("token_embd_norm", "rwkv.blocks.0.pre_ln", bias=True, layered=False),
         *norm("attn_norm", f"{_LAYER}.ln1", bias=True),
         RoleRow("time_mix_decay.weight", f"{_TIME}.time_decay", (_WIDE,)),
@@ -41,17 +41,17 @@ RWKV = named(
         *linear("channel_mix_v", f"{_CHANNEL}.value", "hidden_size", "ffn_size"),
         embed="rwkv.embeddings", final="rwkv.ln_out", head="head", norm_bias=True,
     )),
-    rules.hyper_table(
-        rules.hidden_size(4096),
-        rules.n_layers(32),
-        rules.fixed("n_heads", 1),
-        rules.fixed("n_kv_heads", 1),
-        rules.vocab_size(50277),
-        rules.ffn_size(lambda hp: 4 * hp["hidden_size"]),
-        rules.size(_WIDE, "attention_hidden_size", default=lambda hp: hp["hidden_size"]),
-        rules.fixed("activation", "relu2"),
-        rules.context_length(1024, "context_length"),
-        rules.norm_eps(1e-5, "layer_norm_epsilon"),
+    hyper_rules.hyper_table(
+        hyper_rules.hidden_size(4096),
+        hyper_rules.n_layers(32),
+        hyper_rules.fixed("n_heads", 1),
+        hyper_rules.fixed("n_kv_heads", 1),
+        hyper_rules.vocab_size(50277),
+        hyper_rules.ffn_size(lambda hp: 4 * hp["hidden_size"]),
+        hyper_rules.size(_WIDE, "attention_hidden_size", default=lambda hp: hp["hidden_size"]),
+        hyper_rules.fixed("activation", "relu2"),
+        hyper_rules.context_length(1024, "context_length"),
+        hyper_rules.norm_eps(1e-5, "layer_norm_epsilon"),
         *NO_ROPE,
     ),
     ignored=frozenset({"rescale_every"}),

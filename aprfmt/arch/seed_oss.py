@@ -4,12 +4,20 @@ GGUF calls the norm before the MLP `post_attention_norm`. Source: transformers' 
 llama.cpp's seed-oss.cpp.
 """
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         RoleRow("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
@@ -21,14 +29,14 @@ _TENSORS, _BINDINGS = tables(
 
 SEED_OSS = ArchSpec(
     name="seed_oss",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.head_dim(128),
-        rules.context_length(524288),
-        rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
-        rules.flag("attention_out_bias", False, "attention_out_bias",
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.head_dim(128),
+        hyper_rules.context_length(524288),
+        hyper_rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
+        hyper_rules.flag("attention_out_bias", False, "attention_out_bias",
             present=("attn_output.bias",)),
-        rules.mlp_bias(),
+        hyper_rules.mlp_bias(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -6,20 +6,26 @@ docs/reference/architectures.md; transformers' configuration_smollm3.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.nope_layers import every_fourth, rope_layers, rotating_layers
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.sliding_window import (
+    IGNORED_WINDOW,
+    PerLayer,
+    Window,
+    window_every_layer,
+    window_rules,
+)
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.unrotated import every_fourth, rope_layers, rotating
-from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -31,21 +37,23 @@ _TENSORS, _BINDINGS = tables(
 
 def _unrotated(facts: Facts | None, hp: Params) -> PerLayer:
     """Window the layers without rope: transformers' default for an absent layer_types."""
-    return tuple(not rotated for rotated in rotating(facts, hp))
+    return tuple(not rotated for rotated in rotating_layers(facts, hp))
 
 
 SMOLLM3 = ArchSpec(
     name="smollm3",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(4),
-        rules.context_length(32768),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        rules.mlp_bias(),
-        *rope_rules(Rope(theta=2e6)),
-        rules.rope_style("half", permuted=True),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(4),
+        hyper_rules.context_length(32768),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        hyper_rules.mlp_bias(),
+        *rope_rules(RopeDefaults(theta=2e6)),
+        hyper_rules.rope_style("half", permuted=True),
         rope_layers(),
-        *window_rules(Window(layers=_unrotated, gguf_layers=every, switch=True, listed_wins=True)),
+        *window_rules(
+            Window(layers=_unrotated, gguf_layers=window_every_layer, switch=True, listed_wins=True)
+        ),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -8,7 +8,8 @@ Three independent tables make an `ArchSpec`:
 - `hyper`: per hyperparameter, the keys each style uses, and the default that applies where a
   style leaves it out (defaults exist nowhere else; the value keeps the origin "default").
 
-`block` (block.py) says which operations the forward pass performs, each field out of a fixed set.
+`block` (block_spec.py) says which operations the forward pass performs, each field out of a fixed
+set.
 
 A *logical* tensor is the weight as Hugging Face's modules use it: [out, in] matrices, split
 q/k/v and gate/up, split-half rope order (unless the source itself is interleaved), experts
@@ -24,15 +25,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from aprfmt.arch.block import BlockSpec as BlockSpec
-from aprfmt.arch.called import CALLED
-from aprfmt.arch.vocabulary import F32_ROLES as F32_ROLES
-from aprfmt.arch.vocabulary import HYPER_NAMES as HYPER_NAMES
-from aprfmt.arch.vocabulary import SPECIAL_NAMES as SPECIAL_NAMES
-from aprfmt.arch.vocabulary import role_key as role_key
-from aprfmt.arch.vocabulary import split_key as split_key
+from aprfmt.arch.aliases import CALLED
+from aprfmt.arch.block_spec import BlockSpec as BlockSpec
+from aprfmt.arch.role_vocabulary import F32_ROLES as F32_ROLES
+from aprfmt.arch.role_vocabulary import HYPER_NAMES as HYPER_NAMES
+from aprfmt.arch.role_vocabulary import SPECIAL_NAMES as SPECIAL_NAMES
+from aprfmt.arch.role_vocabulary import role_key as role_key
+from aprfmt.arch.role_vocabulary import split_key as split_key
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
-from aprfmt.base.shown import short_repr
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Facts:
 
     `style` is the key style of `values` ("hf": config.json, "gguf": metadata with the
     architecture's prefix, "apr": APR's typed keys); `shapes` are the LOGICAL shapes by role key
-    (`bind.known_shapes`), so that what the tensors themselves say (biases, norms, head) can be
+    (`binding.known_shapes`), so that what the tensors themselves say (biases, norms, head) can be
     read. `arch_key` is the prefix GGUF keys carry. `tensors` are stored tensors by name, with
     `.shape` and `.numpy()`: some styles keep hyperparameters there (rope_freqs.weight). `names`
     is the style of the tensor names ("hf", "gguf"), "" where it is not known.
@@ -177,8 +178,8 @@ class HyperRule:
     written, unless the value is None. `shape` reads the value from tensor shapes: used if no key
     has it, and instead of the key with `shape_wins`. `present`: the value says whether the file
     has one of these roles (`absent`: has none), whatever the keys say; the forward pass goes by
-    it. Whether the roles are required (required.py) is said by the keys, or the default; in the
-    styles of `shown_in`, without a key, by the tensors (a GGUF without output.weight is tied).
+    it. Whether the roles are required (required_roles.py) is said by the keys, or the default; in
+    the styles of `shown_in`, without a key, by the tensors (a GGUF without output.weight is tied).
     `null_in`: styles in which null means None (elsewhere null counts as absent).
     `check` returns a sentence if something in the file contradicts the value, else "".
     """
@@ -340,7 +341,7 @@ class ArchSpec:
     `buffers[style]` are name templates of stored tensors that are computed, not learned (masks,
     inverse frequencies). `derived` are hyperparameters that some styles keep in tensors. `level`:
     names where there is no forward pass; `block` says nothing then. `draft[style]` are the names of
-    its draft head (draft.py), none where it has none that is known; `draft_layer` says by
+    its draft head (draft_head.py), none where it has none that is known; `draft_layer` says by
     `..._layers` what the head's layer is, where it is not what the model's last one is. `section`:
     the object of a multimodal config.json that describes it. `mixed` says of hyperparameters what
     they have together that no published model has, "" for nothing: such a model is not run.

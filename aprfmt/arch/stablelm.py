@@ -3,17 +3,25 @@
 Source: docs/reference/architectures.md; transformers' modeling_stablelm.
 """
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.joins import Stacked
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, gated_mlp, tables
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    with_model_rows,
+)
 
 _HEADS = {"q": "n_heads", "k": "n_kv_heads"}
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         RoleRow("attn_norm.weight", "input_layernorm.weight", ("hidden_size",)),
         RoleRow("attn_norm.bias", "input_layernorm.bias", ("hidden_size",)),
         *attention(out_bias=None),
@@ -42,18 +50,18 @@ _TENSORS, _BINDINGS = tables(
 
 STABLELM = ArchSpec(
     name="stablelm",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(32),
-        rules.context_length(4096),
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        rules.tied_embeddings(shown=False),
-        rules.flag("attention_bias", False, "use_qkv_bias", present=("attn_q.bias",)),
-        rules.qk_norm(False, "qk_layernorm"),
-        rules.flag(
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(32),
+        hyper_rules.context_length(4096),
+        hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        hyper_rules.tied_embeddings(shown=False),
+        hyper_rules.flag("attention_bias", False, "use_qkv_bias", present=("attn_q.bias",)),
+        hyper_rules.qk_norm(False, "qk_layernorm"),
+        hyper_rules.flag(
             "parallel_residual", False, "use_parallel_residual", gguf="use_parallel_residual",
             absent=("ffn_norm.weight", "ffn_norm.bias"),
         ),
-        *rope_rules(Rope(partial=0.25)),
+        *rope_rules(RopeDefaults(partial=0.25)),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -3,14 +3,14 @@
 Source: docs/reference/architectures.md.
 """
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, around, attention, norm, plain_mlp, tables
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, norm, plain_mlp, with_model_rows
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm", bias=True),
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm", bias=True),
@@ -22,14 +22,14 @@ _TENSORS, _BINDINGS = tables(
 
 STARCODER2 = ArchSpec(
     name="starcoder2",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(2),
-        rules.context_length(4096),
-        rules.norm_eps(1e-5, "norm_epsilon", "layer_norm_epsilon"),
-        rules.activation("gelu_tanh"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(True, "use_bias"),
-        rules.flag("mlp_bias", True, "use_bias", present=("ffn_up.bias",), written=False),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(2),
+        hyper_rules.context_length(4096),
+        hyper_rules.norm_eps(1e-5, "norm_epsilon", "layer_norm_epsilon"),
+        hyper_rules.activation("gelu_tanh"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(True, "use_bias"),
+        hyper_rules.flag("mlp_bias", True, "use_bias", present=("ffn_up.bias",), written=False),
         *window_rules(Window(listed=False)),
     ),
     tensors=_TENSORS,

@@ -9,13 +9,12 @@ modeling_t5 and modeling_umt5; the gguf package's name map; the converter's t5.p
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.named import Made, named
-from aprfmt.arch.rows import KV, Q, RoleRow, tables
 from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule
-from aprfmt.arch.values import text
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.spec_builders import Made, names_only_spec
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, make_tables
+from aprfmt.arch.value_checks import text, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -84,7 +83,7 @@ _TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # the sa
 
 def _made(gated: bool, *stacks: str) -> Made:
     head = (RoleRow("output.weight", "lm_head.weight", _TABLE, "!tied_embeddings", layered=False),)
-    return tables(
+    return make_tables(
         (
             RoleRow("token_embd.weight", "shared.weight", _TABLE, layered=False),
             *(row for stack in stacks for row in _stack(stack, gated)),
@@ -110,7 +109,7 @@ def _longest(*stacks: str) -> HyperRule:
         found = [count for stack in stacks if (count := _count(facts, stack)) is not None]
         return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
 
-    usual = rules.n_layers()
+    usual = hyper_rules.n_layers()
     return HyperRule(
         "n_layers", {"apr": usual.keys["apr"]}, "size", default_in={"hf": 6},
         read={"hf": read, "gguf": read}, write={"hf": _nothing, "gguf": _nothing},
@@ -129,7 +128,7 @@ def _layers(stack: str) -> HyperRule:
 
     hf, gguf = _COUNTS[stack]
     return HyperRule(
-        f"{stack}_layers", {"gguf": (gguf,)}, default=rules.per_layer(True),
+        f"{stack}_layers", {"gguf": (gguf,)}, default=hyper_rules.per_layer(True),
         read={"hf": read, "gguf": read},
         write={"hf": lambda value, hp: {hf: sum(value)}, "gguf": lambda value, hp: {
             gguf: sum(value)}},
@@ -146,7 +145,7 @@ def _bias_layers(stack: str, every: bool) -> HyperRule:
 
 def _activation(default: str) -> HyperRule:
     """Return the rule for `feed_forward_proj`: an activation, gated or not."""
-    usual = rules.activation(default)
+    usual = hyper_rules.activation(default)
     names = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu", "gelu": "gelu",
              "silu": "silu"}  # fmt: skip
 
@@ -170,20 +169,20 @@ def _start(value: Value, hp: Params) -> Params:
 
 def _hyper(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
     alone = len(stacks) == 1
-    eps = rules.norm_eps(1e-6, "layer_norm_epsilon")
-    return rules.hyper_table(
+    eps = hyper_rules.norm_eps(1e-6, "layer_norm_epsilon")
+    return hyper_rules.hyper_table(
         _longest(*stacks),
-        rules.hidden_size(512, "d_model"),
-        rules.n_heads(8, "num_heads"),
-        rules.n_kv_heads(hf=""),
-        rules.head_dim(64, "d_kv"),
-        rules.ffn_size(2048, "d_ff"),
-        rules.context_length(512, "n_positions"),
+        hyper_rules.hidden_size(512, "d_model"),
+        hyper_rules.n_heads(8, "num_heads"),
+        hyper_rules.n_kv_heads(hf=""),
+        hyper_rules.head_dim(64, "d_kv"),
+        hyper_rules.ffn_size(2048, "d_ff"),
+        hyper_rules.context_length(512, "n_positions"),
         HyperRule(eps.name, eps.keys, eps.kind, eps.default, write={"gguf": _start}),
         _activation("gelu_tanh" if gated else "relu"),
-        rules.fixed("tied_embeddings", True) if alone else rules.tied_embeddings(True),
-        rules.fixed("attn_scale", 1.0),
-        rules.size("position_buckets", "relative_attention_num_buckets",
+        hyper_rules.fixed("tied_embeddings", True) if alone else hyper_rules.tied_embeddings(True),
+        hyper_rules.fixed("attn_scale", 1.0),
+        hyper_rules.size("position_buckets", "relative_attention_num_buckets",
             "attention.relative_buckets_count", default=32),
         *NO_ROPE,
         *(_layers(stack) for stack in stacks),
@@ -222,7 +221,7 @@ def _is(gated: bool, every: bool, decoder: bool) -> Any:
 
 def _t5(name: str, gated: bool, *stacks: str) -> ArchSpec:
     every = name.startswith("umt5")
-    return named(
+    return names_only_spec(
         name, _made(gated, *stacks), _hyper(gated, every, *stacks),
         evidence=_is(gated, every, len(stacks) > 1), ignored=_IGNORED, buffers={"hf": _TIED},
     )  # fmt: skip

@@ -6,12 +6,12 @@ form of the whole model. Source: transformers' modeling_whisper.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import Q, RoleRow, linear, norm, single, tables
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -47,8 +47,8 @@ def _layers(stack: str, size: str) -> Rows:
 def _convolution(number: int, into: str) -> Rows:
     role, hf = f"enc.conv{number}", f"model.encoder.conv{number}"
     return (
-        single(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
-        single(f"{role}.bias", f"{hf}.bias", "hidden_size"),
+        single_row(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
+        single_row(f"{role}.bias", f"{hf}.bias", "hidden_size"),
     )
 
 
@@ -71,43 +71,59 @@ def _stack_layers(stack: str) -> HyperRule:
     return HyperRule(
         f"{stack}_layers",
         read={"hf": read},
-        default=rules.per_layer(True),
+        default=hyper_rules.per_layer(True),
         write={"hf": lambda value, hp: {f"{stack}_layers": sum(value)}},
     )
 
 
-WHISPER = named(
+WHISPER = names_only_spec(
     "whisper",
-    tables((
-        single("token_embd.weight", "model.decoder.embed_tokens.weight", *_TABLE),
-        single("position_embd.weight", "model.decoder.embed_positions.weight", "context_length",
-            "hidden_size"),
-        *_convolution(1, "mel_bins"),
-        *_convolution(2, "hidden_size"),
-        single("enc.position_embd.weight", "model.encoder.embed_positions.weight", "source_length",
-            "hidden_size"),
-        *_layers("encoder", "ffn_size"),
-        *_layers("decoder", "decoder_ffn_size"),
-        *norm("enc.output_norm", "model.encoder.layer_norm", bias=True, layered=False),
-        *norm("output_norm", "model.decoder.layer_norm", bias=True, layered=False),
-        RoleRow("output.weight", "proj_out.weight", _TABLE, "!tied_embeddings", layered=False),
-    )),
-    rules.hyper_table(
-        HyperRule("n_layers", kind="size", default_in={"hf": 4}, read={"hf": _longest},
-            write={"hf": lambda value, hp: {}}, shape=rules.n_layers().shape),
-        rules.hidden_size(384, "d_model"),
-        rules.n_heads(6, "encoder_attention_heads"),
-        rules.n_kv_heads(hf=""),
-        rules.head_dim(hf=""),
-        rules.ffn_size(1536, "encoder_ffn_dim"),
-        rules.context_length(448, "max_target_positions"),
-        rules.fixed("norm_eps", 1e-5),
-        rules.activation("gelu", "activation_function"),
-        rules.tied_embeddings(True),
+    make_tables(
+        (
+            single_row("token_embd.weight", "model.decoder.embed_tokens.weight", *_TABLE),
+            single_row(
+                "position_embd.weight",
+                "model.decoder.embed_positions.weight",
+                "context_length",
+                "hidden_size",
+            ),
+            *_convolution(1, "mel_bins"),
+            *_convolution(2, "hidden_size"),
+            single_row(
+                "enc.position_embd.weight",
+                "model.encoder.embed_positions.weight",
+                "source_length",
+                "hidden_size",
+            ),
+            *_layers("encoder", "ffn_size"),
+            *_layers("decoder", "decoder_ffn_size"),
+            *norm("enc.output_norm", "model.encoder.layer_norm", bias=True, layered=False),
+            *norm("output_norm", "model.decoder.layer_norm", bias=True, layered=False),
+            RoleRow("output.weight", "proj_out.weight", _TABLE, "!tied_embeddings", layered=False),
+        )
+    ),
+    hyper_rules.hyper_table(
+        HyperRule(
+            "n_layers",
+            kind="size",
+            default_in={"hf": 4},
+            read={"hf": _longest},
+            write={"hf": lambda value, hp: {}},
+            shape=hyper_rules.n_layers().shape,
+        ),
+        hyper_rules.hidden_size(384, "d_model"),
+        hyper_rules.n_heads(6, "encoder_attention_heads"),
+        hyper_rules.n_kv_heads(hf=""),
+        hyper_rules.head_dim(hf=""),
+        hyper_rules.ffn_size(1536, "encoder_ffn_dim"),
+        hyper_rules.context_length(448, "max_target_positions"),
+        hyper_rules.fixed("norm_eps", 1e-5),
+        hyper_rules.activation("gelu", "activation_function"),
+        hyper_rules.tied_embeddings(True),
         *NO_ROPE,
         *map(_stack_layers, _STACKS),
-        rules.size("decoder_ffn_size", "decoder_ffn_dim", hf_default=1536),
-        rules.size("source_length", "max_source_positions", hf_default=1500),
-        rules.size("mel_bins", "num_mel_bins", hf_default=80),
+        hyper_rules.size("decoder_ffn_size", "decoder_ffn_dim", hf_default=1536),
+        hyper_rules.size("source_length", "max_source_positions", hf_default=1500),
+        hyper_rules.size("mel_bins", "num_mel_bins", hf_default=80),
     ),
-)  # fmt: skip
+)

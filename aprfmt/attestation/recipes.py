@@ -12,8 +12,8 @@ from aprfmt.base.protocols import raw_parts
 from aprfmt.codecs import CODECS, codec, quant_state
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Plan
-from aprfmt.conversion.packed import has_companions
-from aprfmt.conversion.plan import build
+from aprfmt.conversion.packed_weights import has_companions
+from aprfmt.conversion.plan import build_plan
 from aprfmt.errors import ArchError, CodecError, ConversionError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.measure.requantization import WAYS, Way
@@ -94,7 +94,7 @@ def find_recipes(
     refused: ConversionError | None = None
     for name, asked in _layouts(base, made, wanted, options):
         try:
-            plan = build(base, FORMATS[made.format], asked)
+            plan = build_plan(base, FORMATS[made.format], asked)
         except ConversionError as error:
             refused = refused or error
             continue

@@ -8,16 +8,16 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from aprfmt.attestation.recipes import Recipe
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import CODECS, codec
-from aprfmt.conversion.choosing import importance_of
+from aprfmt.conversion.encoding_choice import column_importances
 from aprfmt.conversion.outputs import Output
-from aprfmt.conversion.run import CHUNK, Written, chunks, encode_piece, pieces
+from aprfmt.conversion.run import CHUNK, WrittenTensor, decoded_pieces, encode_piece, output_chunks
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.measure.requantization import HOPELESS, Way, through
 from aprfmt.model import Model
-from aprfmt.quantizing.mixture import quantized
+from aprfmt.quantizing.mixture import is_quantized
 
 State = Literal["reproduced", "not reproduced", "not tried"]
 STATES: tuple[State, ...] = get_args(State)
@@ -135,9 +135,9 @@ def _tensor(
             return replace(base, tensor=name, encoding=info.encoding,
                            why=f"nothing here writes {info.encoding}")  # fmt: skip
         return replace(base, state="not reproduced", tensor=name, why=why)
-    searched = quantized(info.encoding)
+    searched = is_quantized(info.encoding)
     if output.copies or output.part is not None:
-        found = _compare(chunks(output, recipe.options, Written()), held)
+        found = _compare(output_chunks(output, recipe.options, WrittenTensor()), held)
         how = "laid out anew" if output.made else "bytes of the base"
         if output.part is not None:
             how = recipe.type or base.encoding
@@ -156,7 +156,7 @@ def _tensor(
 
 def _differing(output: Output, base: TensorAttestation, found: _Difference) -> TensorAttestation:
     """Return the row of a tensor of which a byte differs, with the block that it is in."""
-    row, name = encoding(output.info.encoding), output.info.name
+    row, name = find_encoding(output.info.encoding), output.info.name
     columns = max(output.info.shape[-1], 1) if output.info.shape else 1
     block = at = None
     where = f"byte {found.byte}"
@@ -196,8 +196,8 @@ def _encoded(output: Output, held: LazyTensor, recipe: Recipe, searched: bool) -
 
     `searched`: of blocks, whose bytes depend on how the searches round.
     """
-    size = encoding(output.info.encoding).type_size
-    importance = importance_of(output, recipe.options)
+    size = find_encoding(output.info.encoding).type_size
+    importance = column_importances(output, recipe.options)
     weighed = ", with the importance matrix" if importance is not None else ""
     best: _Difference | None = None
     ways = recipe.ways
@@ -209,7 +209,7 @@ def _encoded(output: Output, held: LazyTensor, recipe: Recipe, searched: bool) -
             said += f", through {way.through}"
         options = replace(recipe.options, fma=way.fma)
         at, first, differ, seen = 0, -1, 0, 0
-        for piece in pieces(output, CHUNK):
+        for piece in decoded_pieces(output, CHUNK):
             band = None if way.through else piece.band
             values = piece.values if not way.through else _through(piece.values, way)
             data, _ = encode_piece(

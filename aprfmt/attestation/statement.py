@@ -13,7 +13,7 @@ from typing import Any
 from aprfmt.base.version import __version__
 from aprfmt.errors import FormatError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.jsonio import dumps, load_file
+from aprfmt.formats.bounded_json import dumps, load_file
 from aprfmt.model import Model
 from aprfmt.model.manifest import MAX_MANIFEST, tensor_rows
 from aprfmt.quantizing.mixture import QUANTIZER_VERSION

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.named import FILE_TYPES
+from aprfmt.base.metadata_values import FILE_TYPES
 
 # Folded spelling -> name of the encoding. A dtype of arithmetic is its encoding's numpy name.
 ALIASES: Mapping[str, str] = {
@@ -39,7 +39,7 @@ def _dashed(name: str) -> str:
     return _BETWEEN.sub("-", text)
 
 
-def fold(name: str) -> str:
+def fold_name(name: str) -> str:
     """Return a name without case, separators and the library in front: `float16`, `q4k`."""
     return _dashed(name).replace("-", "")
 
@@ -50,11 +50,11 @@ def find_name(text: str, names: Iterable[str], aliases: Mapping[str, str] = ALIA
     if text in offered:
         return text
     dashed = _dashed(text)
-    for spelled, form in ((dashed, _dashed), (fold(text), fold)):
+    for spelled, form in ((dashed, _dashed), (fold_name(text), fold_name)):
         found = [name for name in offered if form(name) == spelled]
         if len(found) == 1:  # Q8_KR8 and Q8_K_R8 are two types of ik_llama.cpp
             return found[0]
-    meant = aliases.get(fold(text))
+    meant = aliases.get(fold_name(text))
     return meant if meant in offered else None
 
 
@@ -69,14 +69,14 @@ def nearest_names(text: str, names: Iterable[str], count: int = 3) -> list[str]:
 
     Names that have the spelling as a part of theirs come first (`AWQ`: `AWQ-g32`).
     """
-    key = fold(text)
-    folded = {fold(name): name for name in names}
+    key = fold_name(text)
+    folded = {fold_name(name): name for name in names}
     parts = [each for each in folded if len(key) > 2 and key in each]
     likes = get_close_matches(key, folded, count, cutoff=0.0)
     return [folded[each] for each in dict.fromkeys((*parts, *likes))][:count]
 
 
-def not_offered(text: str, names: Iterable[str]) -> str:
+def unknown_name_message(text: str, names: Iterable[str]) -> str:
     """Return what is wrong with a name that is none of `names`, and the three nearest of them.
 
     A type of llama-quantize, or a tensor type of ggml or of ik_llama.cpp, is called one, so that
@@ -84,14 +84,14 @@ def not_offered(text: str, names: Iterable[str]) -> str:
     """
     offered = list(names)
     near = ", ".join(nearest_names(text, offered))
-    key = fold(text)
-    if sum(fold(name).startswith(key) for name in offered) > 1:
+    key = fold_name(text)
+    if sum(fold_name(name).startswith(key) for name in offered) > 1:
         return f"names several; near names: {near}"
     for known, what in (
         (find_name(text, (*FILE_TYPES.values(), "COPY"), {}), "a type of llama-quantize"),
         (find_name(text, ENCODINGS), "an encoding that is read"),
     ):
         if known is not None:
-            which = "" if fold(known) == key else f"{known}, "
+            which = "" if fold_name(known) == key else f"{known}, "
             return f"is {which}{what}, not offered here; near names: {near}"
     return f"is not known; near names: {near}"

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from aprfmt.base.forks import CONTESTED, DECODED, MEASURED, TypeSize
-from aprfmt.base.registry import points
+from aprfmt.base.fork_types import CONTESTED, DECODED, MEASURED, TypeSize
+from aprfmt.base.registry import installed_entry_points
 from aprfmt.errors import CodecError
 
 K = TypeVar("K")
@@ -26,7 +26,7 @@ K = TypeVar("K")
 _MEMBER = re.compile(r"(\w+):(\d*)(?:([fiuw]\d)|\((.*?)\))")
 
 
-def members(layout: str) -> Iterator[tuple[str, int, str]]:
+def block_members(layout: str) -> Iterator[tuple[str, int, str]]:
     """Yield (name, count, type) of a block's members in file order; count 0 is a single one.
 
     Types are letter and bytes: `f` float, `i` and `u` integer, `w` bytes that ggml reads as one
@@ -43,18 +43,18 @@ def members(layout: str) -> Iterator[tuple[str, int, str]]:
         yield name, int(count or 0), kind or inner
 
 
-def numbers(layout: str) -> Iterator[tuple[str, int]]:
+def block_numbers(layout: str) -> Iterator[tuple[str, int]]:
     """Yield (type, bytes) of every single number of a block, in file order."""
-    for _, count, kind in members(layout):
-        inner = list(numbers(kind)) if ":" in kind else [(kind, int(kind[1]))]
+    for _, count, kind in block_members(layout):
+        inner = list(block_numbers(kind)) if ":" in kind else [(kind, int(kind[1]))]
         yield from inner * (count or 1)
 
 
 def member_places(layout: str) -> dict[str, tuple[int, int]]:
     """Return the bytes [start, stop) of a block that each of its members takes, by name."""
     found, at = {}, 0
-    for name, count, kind in members(layout):
-        one = sum(width for _, width in numbers(kind)) if ":" in kind else int(kind[1])
+    for name, count, kind in block_members(layout):
+        one = sum(width for _, width in block_numbers(kind)) if ":" in kind else int(kind[1])
         found[name] = at, at + one * (count or 1)
         at = found[name][1]
     return found
@@ -69,10 +69,10 @@ class Encoding:
     `numpy` names the element dtype of encodings that are plain arrays (ml_dtypes' names count).
     `ggml`, `safetensors` and `apr` are the codes of the three containers, where they have one;
     `file_type` is the general.file_type of a GGUF that is mostly of it (enum llama_ftype).
-    `layout` is the byte map of a block (see `members`), which decoding, byte swapping, bounds and
-    explanations go by; `row_layout` that of what stands before the blocks of each row. `claim` is
-    for a weight stored in several tensors: a tensor W is one where `W.CLAIM` stands beside it; its
-    codec names the others.
+    `layout` is the byte map of a block (see `block_members`), which decoding, byte swapping, bounds
+    and explanations go by; `row_layout` that of what stands before the blocks of each row. `claim`
+    is for a weight stored in several tensors: a tensor W is one where `W.CLAIM` stands beside it;
+    its codec names the others.
     """
 
     name: str
@@ -137,10 +137,10 @@ class Encoding:
 
 @cache
 def _width(layout: str) -> int:
-    return sum(width for _, width in numbers(layout))
+    return sum(width for _, width in block_numbers(layout))
 
 
-def block(name: str, block_size: int, layout: str, **codes: Any) -> Encoding:
+def block_encoding(name: str, block_size: int, layout: str, **codes: Any) -> Encoding:
     """Return the row of an encoding whose blocks have this layout, and so many bytes."""
     return Encoding(name, block_size, _width(layout), layout=layout, **codes)
 
@@ -156,7 +156,7 @@ def _plain(
 def _ggml(
     name: str, block_size: int, layout: str, ggml: int, type: int | None = None, **codes: Any
 ) -> Encoding:
-    return block(name, block_size, layout, ggml=ggml, file_type=type, **codes)
+    return block_encoding(name, block_size, layout, ggml=ggml, file_type=type, **codes)
 
 
 def _removed(name: str, ggml: int, todo: str) -> Encoding:
@@ -240,7 +240,7 @@ _ROWS: tuple[Encoding, ...] = (
     Encoding("F6_E2M3", 4, 3, safetensors="F6_E2M3", flat=True),
     Encoding("F6_E3M2", 4, 3, safetensors="F6_E3M2", flat=True),
     # APR's own quantizations: blocks over the flattened tensor; Q8 has one float32 scale in front.
-    block("APR_Q4", 32, "scale:f2 qs:16u1", apr=128, flat=True),
+    block_encoding("APR_Q4", 32, "scale:f2 qs:16u1", apr=128, flat=True),
     Encoding("APR_Q8", 1, 1, apr=129, flat=True, header=4),
     # Dialects of safetensors checkpoints: packed integers and their scales, in several tensors. The
     # size of a block depends on the configuration, so these rows give no size.
@@ -285,7 +285,7 @@ BY_APR: RowsByKey[int] = _rows("apr")
 BY_CLAIM: RowsByKey[str] = _rows("claim")
 
 
-def every() -> RowsByKey[str]:
+def all_encodings() -> RowsByKey[str]:
     """Return all rows by name, those of other packages included."""
     _read_entry_points()
     return ENCODINGS
@@ -298,7 +298,7 @@ def _read_entry_points() -> None:
         ("name", ENCODINGS), ("ggml", BY_GGML), ("safetensors", BY_SAFETENSORS), ("apr", BY_APR),
         ("claim", BY_CLAIM),
     )  # fmt: skip
-    for point in points("encodings"):
+    for point in installed_entry_points("encodings"):
         row: Encoding = point.load()
         codes = [(table, getattr(row, key)) for key, table in tables]
         codes = [(table, code) for table, code in codes if code not in ("", None)]
@@ -310,14 +310,14 @@ def _read_entry_points() -> None:
 UNNAMED = "type#?"
 
 
-def unknown(ggml_id: int) -> Encoding:
+def unknown_encoding(ggml_id: int) -> Encoding:
     """Return the row of a ggml id whose layout is unknown: the file opens, decoding raises."""
     claims = " or ".join(map(str, CONTESTED.get(ggml_id, ())))
     said = f"forks use it for {claims}; its bytes can be copied, not decoded" if claims else ""
     return Encoding(f"type#{ggml_id}", 0, 0, ggml=ggml_id, removed=said)
 
 
-def encoding(name: str) -> Encoding:
+def find_encoding(name: str) -> Encoding:
     """Return the row of an encoding name; `type#142` gives an unknown row with that ggml id.
 
     `type#?` stands for the encoding of a damaged tensor whose file names none.
@@ -326,7 +326,7 @@ def encoding(name: str) -> Encoding:
     if row is not None:
         return row
     if name.startswith("type#") and name[5:].isdigit():
-        return unknown(int(name[5:]))
+        return unknown_encoding(int(name[5:]))
     if name == UNNAMED:
         return Encoding(UNNAMED, 0, 0)
     raise CodecError(f"encoding {name!r} is not one we know: {', '.join(ENCODINGS)}")

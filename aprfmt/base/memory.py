@@ -28,7 +28,7 @@ def keep_freed() -> None:
     mallopt(_TRIM_THRESHOLD, KEPT)
 
 
-def release(mapped: mmap.mmap, start: int, stop: int) -> None:
+def release_pages(mapped: mmap.mmap, start: int, stop: int) -> None:
     """Release the pages of [start, stop) of a mapped file, and those the system mapped with them.
 
     They are read again if needed. A page at the edge of two windows would stay otherwise, with its

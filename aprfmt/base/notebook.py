@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from aprfmt.base.text import escape_html
+from aprfmt.base.text_escape import escape_html
 
 ROWS = 8  # of a table
 LONGEST = 200  # characters of a cell

@@ -21,7 +21,7 @@ EXIT_CODES: dict[int, str] = {
 }
 
 
-class Judged(Protocol):
+class HasOutcome(Protocol):
     """What has an outcome: a check, or the answer of a row that made several."""
 
     @property
@@ -82,7 +82,7 @@ class Report:
         }
 
 
-def verdict(checks: Iterable[Judged]) -> Outcome:
+def verdict(checks: Iterable[HasOutcome]) -> Outcome:
     """Return FAIL if any FAIL, NOT_RUN if no PASS, else PASS."""
     outcomes = {check.outcome for check in checks}
     if "FAIL" in outcomes:
@@ -95,7 +95,7 @@ def exit_code(outcome: Outcome) -> int:
     return {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[outcome]
 
 
-def count_outcomes(checks: Iterable[Judged]) -> dict[str, int]:
+def count_outcomes(checks: Iterable[HasOutcome]) -> dict[str, int]:
     """Count the checks by outcome; all three names are always present."""
     counts = {"PASS": 0, "FAIL": 0, "NOT_RUN": 0}
     for check in checks:

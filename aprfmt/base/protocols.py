@@ -42,7 +42,7 @@ class Region(Protocol):
 
 
 @runtime_checkable
-class Fetched(Region, Protocol):
+class RemoteRegion(Region, Protocol):
     """A region whose bytes lie elsewhere; its beginning is kept, for headers."""
 
     def held(self, stop: int, wish: int = 0) -> memoryview:
@@ -204,7 +204,7 @@ class Damage:
     kind: str = "format"
 
 
-def damage_of(tensor: LazyTensor) -> str:
+def tensor_damage(tensor: LazyTensor) -> str:
     """Return why a tensor's bytes cannot be read, companions included; "" where nothing is wrong.
 
     Touches no bytes.
@@ -254,7 +254,7 @@ class Overlay(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class TypedValue:
     """A metadata value and the type it must be written as (`uint32`, `array:string`)."""
 
     value: Value
@@ -267,7 +267,7 @@ class Sink(Protocol):
     Anything else discards it.
     """
 
-    def plan(self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -> None:
+    def plan(self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> None:
         """Fix metadata, names, shapes and encodings; `offset` of the infos is ignored."""
         ...
 
@@ -299,7 +299,7 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class Orders(Protocol):
+class OrderedSink(Protocol):
     """A sink with an order of its own: it keeps what a rewritten file has as it lies there."""
 
     def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:

@@ -29,7 +29,7 @@ def load(target: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def late(target: str) -> Callable[..., Any]:
+def lazy_function(target: str) -> Callable[..., Any]:
     """Return a function that imports `"module:function"` and calls it, each time it is called."""
     return lambda *args, **options: load(target)(*args, **options)
 
@@ -42,14 +42,14 @@ def _every_point() -> Any:
     return entry_points()
 
 
-def points(kind: str) -> "Iterable[EntryPoint]":
+def installed_entry_points(kind: str) -> "Iterable[EntryPoint]":
     """Return what installed packages offer in the entry-point group `aprfmt.<kind>`."""
     found: Iterable[EntryPoint] = _every_point().select(group=f"aprfmt.{kind}")
     return found
 
 
 @cache
-def offered(kind: str) -> tuple[Any, ...]:
+def offered_items(kind: str) -> tuple[Any, ...]:
     """Return what other packages offer in the entry-point group `aprfmt.<kind>`, by name.
 
     Raises BackendUnavailableError where a package that offers a row cannot be imported.
@@ -58,7 +58,7 @@ def offered(kind: str) -> tuple[Any, ...]:
     return tuple(rows[name] for name in sorted(rows))
 
 
-def some_of(names: Sequence[str]) -> str:
+def some_names(names: Sequence[str]) -> str:
     """Return names for a message: the first ones, and how many there are more."""
     more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
@@ -93,7 +93,7 @@ class Registry(Mapping[str, T], Generic[T]):
         if self._third_party_read:
             return
         self._third_party_read = True
-        for point in points(self.kind):
+        for point in installed_entry_points(self.kind):
             if point.name not in self._rows:
                 self._rows[point.name] = (point.value, f"the package that offers {point.name!r}")
 
@@ -105,7 +105,7 @@ class Registry(Mapping[str, T], Generic[T]):
             from difflib import get_close_matches
 
             near = get_close_matches(name, self._rows, 3) or list(self._rows)
-            raise self._error(f"{self.kind} {name!r} is not known; known: {some_of(near)}")
+            raise self._error(f"{self.kind} {name!r} is not known; known: {some_names(near)}")
         if name not in self._loaded:
             self._loaded[name] = self._import(name)
         return self._loaded[name]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from aprfmt.errors import UsageError
 
 
-def matrix(shape: Sequence[int]) -> tuple[int, int]:
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Return (rows, columns) of a tensor seen as [rows, last axis]; a scalar is one row of one."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 

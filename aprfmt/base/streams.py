@@ -7,7 +7,7 @@ import codecs
 from collections.abc import Mapping
 from typing import TextIO
 
-from aprfmt.base.text import ELLIPSIS, spell
+from aprfmt.base.text_escape import ELLIPSIS, spell_character
 
 HANDLER = "aprfmt.spelled"
 # Characters that this package prints of its own, by what stands for them.
@@ -18,11 +18,13 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]
-    return "".join(OURS.get(character) or spell(character) for character in missing), error.end
+    return "".join(
+        OURS.get(character) or spell_character(character) for character in missing
+    ), error.end
 
 
 def spell_missing(*streams: TextIO) -> None:
-    """Make streams print what their encoding lacks as `text.escape` would spell it, not raise.
+    """Make streams print what their encoding lacks as `text_escape.escape` would spell it.
 
     A stream that replaces such characters already, and one that is no text over bytes, stays.
     """

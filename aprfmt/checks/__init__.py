@@ -15,7 +15,7 @@ from aprfmt.checks.records import Answer, Finding, Measure, NotRun, Result, Vali
 from aprfmt.checks.table import CheckRow, file_checks
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
 from aprfmt.model import Model, open_model, recognised
-from aprfmt.remote.paths import place
+from aprfmt.remote.paths import parse_location
 
 __all__ = [
     "Answer", "CheckRow", "Finding", "Measure", "NotRun", "Result", "Validation", "check",
@@ -50,7 +50,7 @@ def validate(
     except UnsupportedError:
         raise
     except FormatError as error:
-        return _unreadable(place(path), error, strict)
+        return _unreadable(parse_location(path), error, strict)
     with ExitStack() as opened:
         opened.enter_context(model)
         source = None if against is None else opened.enter_context(open_model(against))
@@ -67,7 +67,7 @@ def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
 
     Raises `error` for what is no model at all.
     """
-    from aprfmt.checks.asking import answered, told
+    from aprfmt.checks.check_runner import error_finding, make_answer
 
     try:
         kind = recognised(path)
@@ -75,8 +75,8 @@ def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
         raise error from None
     first, *others = file_checks()
     why = "nothing of the file can be read; see the check layout"
-    answers = [answered(first, Result(findings=[told(error)]), "")]
-    answers += [answered(row, Result(), why) for row in others]
+    answers = [make_answer(first, Result(findings=[error_finding(error)]), "")]
+    answers += [make_answer(row, Result(), why) for row in others]
     return Validation(str(path), tuple(answers), kind, strict)
 
 
@@ -95,14 +95,14 @@ def validate_model(
     Without `whole` the checks that read every stored byte are NOT_RUN; `source` is the model that
     this one was made of.
     """
-    from aprfmt.checks.asking import answered, ask
-    from aprfmt.checks.context import Checked
+    from aprfmt.checks.check_runner import make_answer, run_check
+    from aprfmt.checks.context import CheckContext
 
-    context = Checked(model, arch, progress, source, accept)
+    context = CheckContext(model, arch, progress, source, accept)
     answers = tuple(
-        ask(row, context, strict=strict)
+        run_check(row, context, strict=strict)
         if whole or not row.whole
-        else answered(row, Result(), UNREAD)
+        else make_answer(row, Result(), UNREAD)
         for row in file_checks(source=source is not None)
     )
     return Validation(str(model.path), answers, model.format, strict, context.ledger, tuple(accept))

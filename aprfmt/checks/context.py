@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from aprfmt.arch.spec import ArchSpec
-from aprfmt.checks.file.census import Progress, SeenTensor, take
-from aprfmt.checks.file.words import Words, read_words
+from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
+from aprfmt.checks.file.value_pass import Progress, TensorScan, scan_values
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
@@ -19,7 +19,7 @@ from aprfmt.tokenizer.stated import Stated, stated
 
 
 @dataclass
-class Checked:
+class CheckContext:
     """One model under its checks. Everything costly is made when the first check asks for it."""
 
     model: Model
@@ -35,9 +35,9 @@ class Checked:
         return str(self.model.path)
 
     @cached_property
-    def census(self) -> Mapping[str, SeenTensor]:
+    def census(self) -> Mapping[str, TensorScan]:
         """What one pass over every stored tensor found, by stored name."""
-        return take(self.model, self.progress)
+        return scan_values(self.model, self.progress)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -85,10 +85,10 @@ class Checked:
         return carried
 
     @cached_property
-    def words(self) -> Words:
+    def words(self) -> StoredVocabulary:
         """The vocabulary as it is stored; NotRun where it cannot be read."""
         try:
-            return read_words(self.carried)
+            return read_vocabulary(self.carried)
         except NotRun:
             raise
         except AprfmtError as error:

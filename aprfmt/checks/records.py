@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.notebook import Card, Table, Tone
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.outcome import Check, Outcome, Report, count_outcomes, exit_code, verdict
-from aprfmt.base.shown import short_repr
 from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import (
     OF_A_PASS,
@@ -167,7 +167,7 @@ class CheckReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NamedFinding:
     """A finding under the name of its check."""
 
     check: str
@@ -177,7 +177,7 @@ class Noted:
 _WORDS = Words("PASS", "FAIL", "NOT-RUN")
 
 
-def counted(counts: Mapping[str, int]) -> str:
+def outcome_counts(counts: Mapping[str, int]) -> str:
     """Return answers by outcome in words."""
     return f"{counts['PASS']} passed, {counts['FAIL']} failed, {counts['NOT_RUN']} not run"
 
@@ -213,7 +213,7 @@ class Validation(CheckReport):
 
         What no table lists is named by it, and fails nothing.
         """
-        scope = f"{counted(self.counts)}, {len(self.warnings)} warnings"
+        scope = f"{outcome_counts(self.counts)}, {len(self.warnings)} warnings"
         left = () if self.ledger is None else self.ledger.left
         return pronounce_checks(self.outcome, self.counts, scope, left, self.accept)
 
@@ -228,12 +228,14 @@ class Validation(CheckReport):
         return tuple(check for answer in self.answers for check in answer.checks)
 
     @property
-    def findings(self) -> tuple[Noted, ...]:
+    def findings(self) -> tuple[NamedFinding, ...]:
         """Everything that is wrong or odd, under the name of its check."""
-        return tuple(Noted(answer.name, one) for answer in self.answers for one in answer.findings)
+        return tuple(
+            NamedFinding(answer.name, one) for answer in self.answers for one in answer.findings
+        )
 
     @property
-    def warnings(self) -> tuple[Noted, ...]:
+    def warnings(self) -> tuple[NamedFinding, ...]:
         """The findings that are odd, not wrong."""
         return tuple(noted for noted in self.findings if noted.finding.level == "warning")
 
@@ -347,19 +349,19 @@ def pronounce_report(
     """
     counts = count_outcomes(report.checks)
     rows = (*left, *ledger(model, OF_A_PASS).left)
-    return pronounce_checks(report.outcome, counts, counted(counts), rows)
+    return pronounce_checks(report.outcome, counts, outcome_counts(counts), rows)
 
 
 # --- making checks ----------------------------------------------------------------------------
 
 
-def listed(names: Sequence[str], most: int = LISTED) -> str:
+def list_names(names: Sequence[str], most: int = LISTED) -> str:
     """Return the first few of some names, and how many there are."""
     shown = ", ".join(names[:most])
     return f"{len(names)}: {shown}{', ...' if len(names) > most else ''}" if names else "none"
 
 
-def summed(name: str, result: Result, reason: str, strict: bool) -> Check:
+def to_check(name: str, result: Result, reason: str, strict: bool) -> Check:
     """Return one Check for a result; `reason` is why it did not run, or "" where it did.
 
     The first failure stands for all of them (with `strict` warnings are failures).

@@ -19,9 +19,9 @@ Need = Literal["file", "source", "model", "session", "baseline"]
 class CheckRow:
     """One check.
 
-    `run` is "module:function" (".module:function" of this package). It takes a Checked, or where
-    `needs` is not "file" a Subject, which is one; it returns a Result or raises NotRun. No
-    `formats` are all formats.
+    `run` is "module:function" (".module:function" of this package). It takes a CheckContext, or
+    where `needs` is not "file" a ModelUnderTest, which is one. It returns a Result or raises
+    NotRun. No `formats` are all formats.
 
     `needs` says what has to be there: "file", one that opens, damaged or not; "source", such a file
     and what it was made of; "model", a whole
@@ -59,101 +59,230 @@ class CheckRow:
 CONTRACT, BASELINE = "tensor-contract", "baseline"  # whose answers others build on
 ACCOUNTED = "accounted"
 CHECKS: tuple[CheckRow, ...] = (
-    CheckRow("layout", "sizes, offsets and order are as the format's own writers make them; "
-             "no overlap, no hole, nothing behind the data", ".file.layout:layout"),
-    CheckRow("checksum", "every byte is as it was written", ".file.layout:checksum",
-             ("apr", "pytorch"),
-             whole=True),
-    CheckRow("manifest", "every byte is as it was when the side manifest was written",
-             ".file.layout:side_manifest", whole=True),
-    CheckRow("padding", "bytes that belong to nothing are zeros", ".file.layout:padding",
-             ("apr", "gguf")),
-    CheckRow("alignment", "tensors begin at multiples of 64", ".file.layout:alignment", ("apr",)),
-    CheckRow("shards", "index, file names, counts and files of a set agree", ".file.layout:shards"),
-    CheckRow("names", "names of tensors and keys show as they are", ".file.layout:names"),
-    CheckRow("writer", "no trait of a writer whose files are known to be wrong",
-             ".file.writers:writer", ("apr", "gguf")),
-    CheckRow("values", "no NaN and no infinity in any tensor", ".file.values:values",
-             whole=True),
-    CheckRow("block_scales", "no scale of a block is NaN, infinite or impossible",
-             ".file.values:block_scales", whole=True),
-    CheckRow("activation_scales",
-             "of the weights packed alike all have a scale of activations, or none has",
-             ".file.claims:activation_scales"),
-    CheckRow("packed", "weights stored as several tensors are whole and decode",
-             ".file.values:packed", whole=True),
-    CheckRow("architecture", "names and keys fit the architecture",
-             ".file.population:architecture"),
-    CheckRow("completeness", "every tensor the configuration demands is there",
-             ".file.population:completeness"),
-    CheckRow("shapes", "every tensor has the shape the configuration gives it",
-             ".file.population:shapes"),
-    CheckRow("unexpected", "no tensor is of no role", ".file.population:unexpected"),
-    CheckRow("unread", "every file, index entry and key is one that a table lists",
-             ".file.population:unread"),
-    CheckRow("hyperparameters", "keys, configuration and tensors say the same",
-             ".file.population:hyperparameters"),
-    CheckRow("role_bounds", "embeddings and norms have statistics of trained weights",
-             ".file.population:role_bounds", whole=True),
-    CheckRow("filled", "no matrix is one value throughout", ".file.population:filled",
-             whole=True),
-    CheckRow("tokenizer", "the vocabulary is whole, of the kind that it is said to be, and builds",
-             ".file.vocabulary:lists"),
-    CheckRow("vocabulary_size", "every token has a row of the embedding", ".file.vocabulary:size"),
-    CheckRow("special_ids",
-             "special ids are stated, those of tokens, and one of them ends a turn",
-             ".file.vocabulary:ids"),
-    CheckRow("token_types", "the marks that the chat template writes are split off a text whole",
-             ".file.marks:token_types"),
-    CheckRow("token_rows", "the marks that the chat template writes have rows that were trained",
-             ".file.marks:token_rows", whole=True),
-    CheckRow("merges", "every merge joins two tokens to a third, and merges make every piece",
-             ".file.vocabulary:merges"),
-    CheckRow("round_trip", "what is encoded decodes to the same text",
-             ".file.vocabulary:round_trip"),
-    CheckRow("chat_template",
-             "the chat template only joins texts, and writes no token the vocabulary lacks",
-             ".file.vocabulary:template"),
-    CheckRow("file_type", "general.file_type is that of the weights", ".file.claims:file_type",
-             ("gguf",)),
-    CheckRow("quantization", "config.json names a quantization exactly if weights are packed so",
-             ".file.claims:quantization"),
-    CheckRow("dtype", "float weights have the dtype config.json names", ".file.claims:dtype",
-             ("safetensors", "pytorch")),
-    CheckRow("counts", "stated counts and shapes are those of the tensors", ".file.claims:counts",
-             ("apr",)),
-    CheckRow(ACCOUNTED,
-             "every tensor, scale, tied head and companion file of the source is here, "
-             "transformed, or left out by a flag", ".file.against:accounted", needs="source"),
-    CheckRow(CONTRACT,
-             "every tensor the configuration demands is there, fits and can be decoded; "
-             "none is unknown",
-             ".gates.structure:tensor_contract", needs="model"),
-    CheckRow("metadata",
-             "hyperparameters, special ids and template can be a working model's and agree",
-             ".gates.structure:metadata", needs="model"),
-    CheckRow("init-statistics",
-             "weights are filled and of the size their part has in working models",
-             ".gates.weights:init_statistics", needs="model"),
-    CheckRow("logits", "the forward pass gives finite, spread and peaked logits",
-             ".gates.forward:logits", needs="session"),
-    CheckRow("loss",
-             "the loss in nats is neither worse than guessing nor too good, and is of the next "
-             "token",
-             ".gates.forward:loss", needs="session"),
-    CheckRow("state-isolation",
-             "no call leaves anything behind: the same question has the same bits as answer",
-             ".gates.forward:state", needs="session"),
-    CheckRow("format-parity",
-             "the same weights give equal bytes, capture points and logits in every format",
-             ".gates.copies:format_parity", needs="session"),
-    CheckRow("device-parity", "every device asked for computes the same",
-             ".gates.copies:device_parity", needs="session"),
-    CheckRow("golden-output", "prompts get the answers they should, and no gibberish",
-             ".gates.generation:golden_output", needs="session"),
-    CheckRow(BASELINE, "no gate and no number got worse than in a baseline file",
-             ".gates.baseline:baseline", needs="baseline"),
-)  # fmt: skip
+    CheckRow(
+        "layout",
+        "sizes, offsets and order are as the format's own writers make them; "
+        "no overlap, no hole, nothing behind the data",
+        ".file.layout:check_layout",
+    ),
+    CheckRow(
+        "checksum",
+        "every byte is as it was written",
+        ".file.layout:check_checksum",
+        ("apr", "pytorch"),
+        whole=True,
+    ),
+    CheckRow(
+        "manifest",
+        "every byte is as it was when the side manifest was written",
+        ".file.layout:check_side_manifest",
+        whole=True,
+    ),
+    CheckRow(
+        "padding",
+        "bytes that belong to nothing are zeros",
+        ".file.layout:check_padding",
+        ("apr", "gguf"),
+    ),
+    CheckRow(
+        "alignment", "tensors begin at multiples of 64", ".file.layout:check_alignment", ("apr",)
+    ),
+    CheckRow(
+        "shards", "index, file names, counts and files of a set agree", ".file.layout:check_shards"
+    ),
+    CheckRow("names", "names of tensors and keys show as they are", ".file.layout:check_names"),
+    CheckRow(
+        "writer",
+        "no trait of a writer whose files are known to be wrong",
+        ".file.faulty_writers:check_writer",
+        ("apr", "gguf"),
+    ),
+    CheckRow(
+        "values", "no NaN and no infinity in any tensor", ".file.values:check_values", whole=True
+    ),
+    CheckRow(
+        "block_scales",
+        "no scale of a block is NaN, infinite or impossible",
+        ".file.values:check_block_scales",
+        whole=True,
+    ),
+    CheckRow(
+        "activation_scales",
+        "of the weights packed alike all have a scale of activations, or none has",
+        ".file.stated_facts:check_activation_scales",
+    ),
+    CheckRow(
+        "packed",
+        "weights stored as several tensors are whole and decode",
+        ".file.values:check_packed",
+        whole=True,
+    ),
+    CheckRow(
+        "architecture",
+        "names and keys fit the architecture",
+        ".file.architecture_checks:check_architecture",
+    ),
+    CheckRow(
+        "completeness",
+        "every tensor the configuration demands is there",
+        ".file.architecture_checks:check_completeness",
+    ),
+    CheckRow(
+        "shapes",
+        "every tensor has the shape the configuration gives it",
+        ".file.architecture_checks:check_shapes",
+    ),
+    CheckRow("unexpected", "no tensor is of no role", ".file.architecture_checks:check_unexpected"),
+    CheckRow(
+        "unread",
+        "every file, index entry and key is one that a table lists",
+        ".file.architecture_checks:check_unread",
+    ),
+    CheckRow(
+        "hyperparameters",
+        "keys, configuration and tensors say the same",
+        ".file.architecture_checks:check_hyperparameters",
+    ),
+    CheckRow(
+        "role_bounds",
+        "embeddings and norms have statistics of trained weights",
+        ".file.architecture_checks:check_role_bounds",
+        whole=True,
+    ),
+    CheckRow(
+        "filled",
+        "no matrix is one value throughout",
+        ".file.architecture_checks:filled",
+        whole=True,
+    ),
+    CheckRow(
+        "tokenizer",
+        "the vocabulary is whole, of the kind that it is said to be, and builds",
+        ".file.vocabulary:check_lists",
+    ),
+    CheckRow(
+        "vocabulary_size", "every token has a row of the embedding", ".file.vocabulary:check_size"
+    ),
+    CheckRow(
+        "special_ids",
+        "special ids are stated, those of tokens, and one of them ends a turn",
+        ".file.vocabulary:check_ids",
+    ),
+    CheckRow(
+        "token_types",
+        "the marks that the chat template writes are split off a text whole",
+        ".file.marks:token_types",
+    ),
+    CheckRow(
+        "token_rows",
+        "the marks that the chat template writes have rows that were trained",
+        ".file.marks:token_rows",
+        whole=True,
+    ),
+    CheckRow(
+        "merges",
+        "every merge joins two tokens to a third, and merges make every piece",
+        ".file.vocabulary:check_merges",
+    ),
+    CheckRow(
+        "round_trip", "what is encoded decodes to the same text", ".file.vocabulary:round_trip"
+    ),
+    CheckRow(
+        "chat_template",
+        "the chat template only joins texts, and writes no token the vocabulary lacks",
+        ".file.vocabulary:check_template",
+    ),
+    CheckRow(
+        "file_type",
+        "general.file_type is that of the weights",
+        ".file.stated_facts:check_file_type",
+        ("gguf",),
+    ),
+    CheckRow(
+        "quantization",
+        "config.json names a quantization exactly if weights are packed so",
+        ".file.stated_facts:check_quantization",
+    ),
+    CheckRow(
+        "dtype",
+        "float weights have the dtype config.json names",
+        ".file.stated_facts:check_dtype",
+        ("safetensors", "pytorch"),
+    ),
+    CheckRow(
+        "counts",
+        "stated counts and shapes are those of the tensors",
+        ".file.stated_facts:check_counts",
+        ("apr",),
+    ),
+    CheckRow(
+        ACCOUNTED,
+        "every tensor, scale, tied head and companion file of the source is here, "
+        "transformed, or left out by a flag",
+        ".file.source_accounting:check_accounted",
+        needs="source",
+    ),
+    CheckRow(
+        CONTRACT,
+        "every tensor the configuration demands is there, fits and can be decoded; none is unknown",
+        ".gates.structure:check_tensor_contract",
+        needs="model",
+    ),
+    CheckRow(
+        "metadata",
+        "hyperparameters, special ids and template can be a working model's and agree",
+        ".gates.structure:check_metadata",
+        needs="model",
+    ),
+    CheckRow(
+        "init-statistics",
+        "weights are filled and of the size their part has in working models",
+        ".gates.weights:check_init_statistics",
+        needs="model",
+    ),
+    CheckRow(
+        "logits",
+        "the forward pass gives finite, spread and peaked logits",
+        ".gates.forward:check_logits",
+        needs="session",
+    ),
+    CheckRow(
+        "loss",
+        "the loss in nats is neither worse than guessing nor too good, and is of the next token",
+        ".gates.forward:check_loss",
+        needs="session",
+    ),
+    CheckRow(
+        "state-isolation",
+        "no call leaves anything behind: the same question has the same bits as answer",
+        ".gates.forward:check_state",
+        needs="session",
+    ),
+    CheckRow(
+        "format-parity",
+        "the same weights give equal bytes, capture points and logits in every format",
+        ".gates.parity:check_format_parity",
+        needs="session",
+    ),
+    CheckRow(
+        "device-parity",
+        "every device asked for computes the same",
+        ".gates.parity:check_device_parity",
+        needs="session",
+    ),
+    CheckRow(
+        "golden-output",
+        "prompts get the answers they should, and no gibberish",
+        ".gates.generation:check_golden_output",
+        needs="session",
+    ),
+    CheckRow(
+        BASELINE,
+        "no gate and no number got worse than in a baseline file",
+        ".gates.baseline:check_baseline",
+        needs="baseline",
+    ),
+)
 
 _OTHERS: Registry[CheckRow] = Registry("checks", {})
 

@@ -15,7 +15,7 @@ Source: auto-round 0.16, export/export_to_autoround/ and inference/convert_model
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aprfmt.base.regexes import matches_start
+from aprfmt.base.bounded_regex import matches_start
 from aprfmt.codecs.dialect import Config
 from aprfmt.codecs.scope import Scope, table
 from aprfmt.errors import UnsupportedError

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aprfmt.base.encodings import ENCODINGS, Encoding, members
+from aprfmt.base.encodings import ENCODINGS, Encoding, block_members
 from aprfmt.codecs.arithmetic import row_mean_square
 from aprfmt.codecs.parallel import parallel_decode
 from aprfmt.errors import CodecError
@@ -169,7 +169,7 @@ class Codec:
 def record(layout: str) -> np.dtype[Any]:
     """Return the dtype of a block of the encoding table's `layout`, little-endian."""
     rows: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
-    for name, count, kind in members(layout):
+    for name, count, kind in block_members(layout):
         if ":" in kind:
             inner = record(kind)
         else:

@@ -10,7 +10,7 @@ Source: compressed-tensors 0.20, utils/match.py and quantization/lifecycle/apply
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aprfmt.base.regexes import matches_start
+from aprfmt.base.bounded_regex import matches_start
 from aprfmt.codecs.dialect import Config
 from aprfmt.codecs.scope import Scope, names, table
 from aprfmt.errors import CodecError

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aprfmt.base.regexes import matches_start
+from aprfmt.base.bounded_regex import matches_start
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import (
     GROUP_SIZES,

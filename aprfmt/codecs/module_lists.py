@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from aprfmt.base.regexes import matches_start
+from aprfmt.base.bounded_regex import matches_start
 from aprfmt.codecs.compressed_scope import MIXED as MIXED_FORMATS
 from aprfmt.codecs.compressed_scope import PATTERN, SCOPE, groups_of, is_named
 from aprfmt.codecs.dialect import Config

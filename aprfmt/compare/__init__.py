@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.values import same_value
-from aprfmt.base.named import shown
+from aprfmt.arch.value_checks import same_value
+from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
@@ -301,7 +301,7 @@ def _metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
             continue
         left, right = a.metadata.get(key), b.metadata.get(key)
         if not _equal(left, right):
-            rows.append(FieldDiff(key, shown(left), shown(right)))
+            rows.append(FieldDiff(key, short_value(left), short_value(right)))
     return tuple(rows)
 
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 from aprfmt.base.data_frames import Row, Tabular
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import SURPLUS, Damage
-from aprfmt.base.shown import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (

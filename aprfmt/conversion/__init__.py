@@ -1,6 +1,6 @@
 """`convert`: plan, then run, then re-open and verify; one pipeline for every pair of formats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -8,28 +8,26 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from aprfmt.arch import check_arch
 from aprfmt.base.memory import keep_freed
-from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
+from aprfmt.base.protocols import LazyTensor, Note, OrderedSink, Sink, TensorInfo
 from aprfmt.conversion.options import ConvertOptions, Options
+from aprfmt.conversion.output_format import resolve_format, target_format
 from aprfmt.conversion.report import ConversionReport, TensorOutcome
-from aprfmt.conversion.target import target_format, target_of
 from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
 from aprfmt.formats import FormatSpec
-from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import MappedFile, MappedSource
+from aprfmt.formats.atomic import FileSet, NullFileSet
+from aprfmt.formats.mapped_file import MappedFile, MappedSource
 from aprfmt.model import Model, open_model
 from aprfmt.model.hf_folder import ours
 from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
-    from aprfmt.conversion.accounted import Account
+    from aprfmt.conversion.accounting import Account
     from aprfmt.conversion.metadata import CarriedMetadata
-    from aprfmt.conversion.outputs import Output
     from aprfmt.conversion.plan import Plan
-    from aprfmt.conversion.run import Written
+    from aprfmt.conversion.run import WrittenTensor
     from aprfmt.conversion.source_hash import SourceHash
-    from aprfmt.conversion.verifying import Verifier
-    from aprfmt.formats.resumed import ResumedSet
-    from aprfmt.formats.sequential import LeftRoom
+    from aprfmt.conversion.verification import Verifier
+    from aprfmt.formats.resumable_output import ResumableFileSet
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
 
@@ -57,11 +55,11 @@ def convert(
 
 def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> ConversionReport:
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
-    from aprfmt.conversion.far import bring_small
+    from aprfmt.conversion.scheduling import prefetch_small_tensors
     from aprfmt.conversion.source_hash import SourceHash
-    from aprfmt.conversion.verifying import Verifier
+    from aprfmt.conversion.verification import Verifier
 
-    target = target_of(model, dst, to)
+    target = resolve_format(model, dst, to)
     hashed = options.source_hash and model.format != target.name and options.arch != "none"
     with ExitStack() as stack:
         verifier = digest = None
@@ -73,7 +71,7 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
                 digest = stack.enter_context(SourceHash(model.source, hashed))
             verifier = stack.enter_context(Verifier(model.source)) if options.verify else None
         if model.format != target.name:  # else they are copied, with what lies around them
-            bring_small(model.source)
+            prefetch_small_tensors(model.source)
         return _converted(model, dst, target, options, hashed, digest, verifier)
 
 
@@ -83,39 +81,39 @@ def _converted(
 ) -> ConversionReport:  # fmt: skip
     """Plan, write, verify and report."""
     from aprfmt.conversion.metadata import HASH_KEY
-    from aprfmt.conversion.plan import build
-    from aprfmt.conversion.quantized import prepare
-    from aprfmt.conversion.restoring import record as keep_bits
-    from aprfmt.conversion.run import Written, outcome
+    from aprfmt.conversion.plan import build_plan
+    from aprfmt.conversion.quantize_options import with_mixture
+    from aprfmt.conversion.restoration_record import record_restoration as keep_bits
+    from aprfmt.conversion.run import WrittenTensor, tensor_outcome
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
     asked = options
-    options = prepare(model, target, options)
-    plan = build(model, target, options)
+    options = with_mixture(model, target, options)
+    plan = build_plan(model, target, options)
     keep_bits(model, target, plan)
     carried, absent = _stated(model, target, dst, plan, options)
-    written = [Written() for _ in plan.outputs]
+    written = [WrittenTensor() for _ in plan.outputs]
     digest: str | None = None
-    begun: ResumedSet | None = None
+    begun: ResumableFileSet | None = None
     judged: tuple[int, Account] | None = None
     expected: dict[str, Any] | None = None
     if hashing:
         carried.metadata[HASH_KEY] = PLACEHOLDER
     if options.dry_run:
-        from aprfmt.conversion.estimate import estimate
+        from aprfmt.conversion.estimate import estimate_conversion
 
         sizes = _planned(model, target, dst, plan, carried, options)
         files = tuple(sizes)
-        expected = estimate(model, dst, plan, sizes, options, hashing)
+        expected = estimate_conversion(model, dst, plan, sizes, options, hashing)
     else:
         if options.resume:
             begun = _resumed(model, target, dst, plan, carried, asked)
         if begun is not None and begun.published:
-            from aprfmt.conversion.resume import note
+            from aprfmt.conversion.resume_state import restore_record
 
             files = tuple(_planned(model, target, dst, plan, carried, options))
             for output, record in zip(plan.outputs, written, strict=True):
-                note(begun, output.info.name, record)
+                restore_record(begun, output.info.name, record)
         else:
             files, judged = _write(
                 model, target, dst, plan, carried, written, options, hashed, begun, verifier
@@ -123,7 +121,7 @@ def _converted(
         digest = hashed.result() if hashed is not None and hashed.recorded else None
         sizes = {path: path.stat().st_size for path in files}
     tensors = tuple(
-        outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
+        tensor_outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
     )
     verified, accounted = None, None
     damage: list[Note] = []
@@ -144,25 +142,25 @@ def _stated(
     model: Model, target: FormatSpec, dst: Path, plan: "Plan", options: Options
 ) -> "tuple[CarriedMetadata, tuple[str, ...]]":
     """Return metadata and texts, and the roles left out; refuses a plan that would lose more."""
-    from aprfmt.conversion.absent import record_absent
-    from aprfmt.conversion.foreseen import check_foreseen
+    from aprfmt.conversion.missing_roles import record_missing_roles
+    from aprfmt.conversion.preflight import check_planned_losses
 
     carried = _carried(model, target, plan, options)
-    absent = record_absent(carried, model, plan, options)
+    absent = record_missing_roles(carried, model, plan, options)
     if options.verify:
-        check_foreseen(model, _places(target, dst)[0], target.name, plan, carried)
+        check_planned_losses(model, _places(target, dst)[0], target.name, plan, carried)
     return carried, absent
 
 
 def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "CarriedMetadata":
     """Return the metadata and texts of the output, and the record of what was left out."""
-    from aprfmt.conversion.accounted import RECORD, REMOVED, check_files, record_text
-    from aprfmt.conversion.metadata import CarriedMetadata, bare, carry
+    from aprfmt.conversion.accounting import RECORD, REMOVED, check_files, record_text
+    from aprfmt.conversion.metadata import CarriedMetadata, bare_metadata, target_metadata
 
     if options.arch == "none" and model.format != target.name:
-        carried = CarriedMetadata(bare(model, target, marked=options.generic))
+        carried = CarriedMetadata(bare_metadata(model, target, marked=options.generic))
     else:
-        carried = carry(model, target.name, plan, options)
+        carried = target_metadata(model, target.name, plan, options)
     check_files(model, plan.left_out)
     told = {name: flag for name, flag in plan.left_out.items() if flag != REMOVED}
     if told:
@@ -180,9 +178,9 @@ def arch_name(model: Model, options: Options) -> str | None:
 
 def _leftover(dst: Path, options: Options) -> list[Note]:
     """Return a warning where a stopped run of this output still waits to be continued."""
-    from aprfmt.formats.resumed import staging_of
+    from aprfmt.formats.resumable_output import staging_folder
 
-    hidden = staging_of(dst)
+    hidden = staging_folder(dst)
     if options.resume or not hidden.is_dir():
         return []
     text = f"{hidden.name} beside it is of an earlier run with --resume; it may be removed"
@@ -193,12 +191,12 @@ def _open_sink(
     model: Model, target: FormatSpec, weights: Path, options: Options, files: FileSet | None
 ) -> Sink:
     """Open the target's sink into a set of files, with the options it understands."""
-    from aprfmt.conversion.choosing import kept_as_bytes
+    from aprfmt.conversion.encoding_choice import stores_as_bytes
 
     wishes: dict[str, Any] = {"files": files}
     if options.alignment is not None:
         wishes["alignment"] = options.alignment
-    if kept_as_bytes(model, target, options):
+    if stores_as_bytes(model, target, options):
         wishes["carry"] = True
     alike = target.rewrites and model.format == target.name
     if alike and isinstance(model.source, MappedSource):  # not tensors in place of a file's
@@ -209,7 +207,7 @@ def _open_sink(
 
 
 def _in_order(target: FormatSpec, sink: Sink, plan: "Plan") -> list[TensorInfo]:
-    order = sink.order if isinstance(sink, Orders) else target.order
+    order = sink.order if isinstance(sink, OrderedSink) else target.order
     return order([output.info for output in plan.outputs])
 
 
@@ -218,7 +216,7 @@ def _planned(
     options: Options,
 ) -> dict[Path, int]:  # fmt: skip
     """Return every file that would be written and its size in bytes; writes nothing."""
-    from aprfmt.conversion.beside import planned_sizes
+    from aprfmt.conversion.estimate import planned_sizes
 
     weights, _ = _places(target, dst)
     return planned_sizes(
@@ -231,19 +229,18 @@ def _planned(
 def _resumed(
     model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
     asked: Options,
-) -> "ResumedSet":  # fmt: skip
+) -> "ResumableFileSet":  # fmt: skip
     """Return the files of a run that may be continued, and what an earlier one left of them."""
-    from aprfmt.conversion.beside import Nowhere
-    from aprfmt.conversion.resume import check_asked, digest_of, sources_of
-    from aprfmt.formats.resumed import ResumedSet
+    from aprfmt.conversion.resume_state import check_resumable, plan_digest, source_identities
+    from aprfmt.formats.resumable_output import ResumableFileSet
 
-    check_asked(asked)
+    check_resumable(asked)
     weights, folder = _places(target, dst)
-    sink = _open_sink(model, target, weights, asked, Nowhere())
+    sink = _open_sink(model, target, weights, asked, NullFileSet())
     sink.plan(carried.metadata, _in_order(target, sink, plan))
-    digest = digest_of(sink, asked, carried.texts)
-    files = ResumedSet(dst, force=asked.force, folder=folder, ours=ours)
-    files.begin(sources_of(model), digest)
+    digest = plan_digest(sink, asked, carried.texts)
+    files = ResumableFileSet(dst, force=asked.force, folder=folder, ours=ours)
+    files.begin(source_identities(model), digest)
     return files
 
 
@@ -253,10 +250,10 @@ def _write(
     dst: Path,
     plan: "Plan",
     carried: "CarriedMetadata",
-    written: "list[Written]",
+    written: "list[WrittenTensor]",
     options: Options,
     digest: "SourceHash | None",
-    begun: "ResumedSet | None",
+    begun: "ResumableFileSet | None",
     verifier: "Verifier | None",
 ) -> "tuple[tuple[Path, ...], tuple[int, Account] | None]":
     """Write all outputs, publish the files together and return them; `verifier` reads them back.
@@ -264,7 +261,8 @@ def _write(
     What may be continued lies whole under its final names before it is published: it is verified
     there, and the result returned too.
     """
-    from aprfmt.conversion.beside import texts_to_write
+    from aprfmt.conversion.scheduling import write_tensors
+    from aprfmt.conversion.sidecar_files import texts_to_write
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
     weights, folder = _places(target, dst)
@@ -273,7 +271,7 @@ def _write(
         with _open_sink(model, target, weights, options, files) as sink:
             infos = _in_order(target, sink, plan)
             sink.plan(carried.metadata, infos)
-            _write_tensors(sink, infos, plan, written, options, begun, verifier, model.source.files)
+            write_tensors(sink, infos, plan, written, options, begun, verifier, model.source.files)
             if not all(each is None or each.done() for each in (verifier, digest)):
                 files.sync()  # the disk ends its work while they end theirs
             if verifier is not None:
@@ -311,68 +309,9 @@ def refuse_changed_source(model: Model) -> None:
         if isinstance(shard.file, MappedFile):
             shard.file.refuse_changed()
     if any(map(is_remote, model.source.files)):
-        from aprfmt.remote.file import refuse_changed
+        from aprfmt.remote.remote_file import refuse_changed
 
         refuse_changed(model.source.files)
-
-
-def _write_tensors(
-    sink: "Sink",
-    infos: "Sequence[TensorInfo]",
-    plan: "Plan",
-    written: "list[Written]",
-    options: Options,
-    begun: "ResumedSet | None",
-    verifier: "Verifier | None",
-    source_files: Sequence[Path],
-) -> None:
-    """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
-    from aprfmt.conversion.ahead import Ahead
-    from aprfmt.conversion.far import by_place, write_by_place
-    from aprfmt.conversion.resume import keeps, kept_of
-    from aprfmt.conversion.run import chunks
-    from aprfmt.formats.sequential import SequentialSink
-
-    by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
-    total = sum(info.nbytes for info in infos)
-    done = 0
-
-    def told(output: "Output") -> None:
-        nonlocal done
-        done += output.info.nbytes
-        if options.progress is not None:
-            options.progress(done, total)
-
-    def whole(output: "Output", record: "Written", room: "LeftRoom | None" = None) -> None:
-        if begun is not None:
-            begun.done(output.info.name, kept_of(record))
-        if verifier is not None:
-            verifier.written(sink, output, record, room)
-        told(output)
-
-    def kept(info: "TensorInfo") -> bool:
-        output, record = by_name[info.name]
-        found = begun is not None and keeps(sink, info, begun, record)
-        if found:
-            told(output)
-        return found
-
-    if isinstance(sink, SequentialSink) and by_place(sink, plan.outputs):
-        write_by_place(sink, infos, by_name, source_files, options, whole, kept)
-        return
-    with ExitStack() as stack:
-        ahead = None
-        if isinstance(sink, SequentialSink):
-            ahead = stack.enter_context(Ahead(sink, options, whole))
-        for info in infos:
-            if kept(info):
-                continue
-            output, record = by_name[info.name]
-            if ahead is None or not ahead.write(output, record):
-                sink.write(info.name, chunks(output, options, record))
-                whole(output, record)
-        if ahead is not None:
-            ahead.wait()
 
 
 def _utf8(name: str, text: str) -> bytes:
@@ -398,14 +337,14 @@ def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
 
 
 def _verify(
-    files: tuple[Path, ...], plan: "Plan", written: "list[Written]", model: "Model",
+    files: tuple[Path, ...], plan: "Plan", written: "list[WrittenTensor]", model: "Model",
     verifier: "Verifier",
 ) -> "tuple[int, Account]":  # fmt: skip
     """Re-open what was written; compare with the source what was not compared in that place."""
-    from aprfmt.conversion.accounted import balanced
-    from aprfmt.conversion.verifying import compare
+    from aprfmt.conversion.accounting import balanced_account
+    from aprfmt.conversion.verification import compare_written
 
-    with open_model(entry(files)) as result:
+    with open_model(entry_file(files)) as result:
         stored: Mapping[str, LazyTensor] = result.source.tensors
         for output, record in zip(plan.outputs, written, strict=True):
             tensor = stored.get(output.info.name)
@@ -420,11 +359,11 @@ def _verify(
                     f"{(output.info.shape, output.info.encoding, output.info.nbytes)}"
                 )
             if not verifier.proved(output.info.name, tensor):
-                compare(output, record, tensor)
-        return len(plan.outputs), balanced(result, model, plan.left_out)
+                compare_written(output, record, tensor)
+        return len(plan.outputs), balanced_account(result, model, plan.left_out)
 
 
-def entry(files: tuple[Path, ...]) -> Path:
+def entry_file(files: tuple[Path, ...]) -> Path:
     """Return the file to open for the whole output: the index, if there is one."""
     for path in files:
         if path.name.endswith(".index.json"):

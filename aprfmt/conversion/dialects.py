@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
-from aprfmt.conversion.packed import Packed, has_companions
+from aprfmt.conversion.packed_weights import PackedWeight, has_companions
 from aprfmt.conversion.repacking import ScaledTensor
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.quantizing.mixture import EMBEDDINGS, base_name
@@ -34,7 +34,7 @@ _ACTIVATIONS = "input_scale"  # stands beside ModelOpt's weights where calibrati
 
 
 @dataclass
-class Sources:
+class LatestGrid:
     """The weight whose grid was made last, so that only one's is in memory."""
 
     name: str = ""
@@ -42,13 +42,13 @@ class Sources:
 
 
 @dataclass(eq=False)
-class InDialect(Packed):
+class DialectWeight(PackedWeight):
     """One weight to be stored in a dialect's tensors."""
 
     writer: "Writer" = field(kw_only=True)
     settings: "Settings" = field(kw_only=True)
     output: Output = field(kw_only=True)
-    latest: Sources = field(kw_only=True)
+    latest: LatestGrid = field(kw_only=True)
     beside: Mapping[str, bytes] = field(kw_only=True, default_factory=dict)  # float32 numbers
 
     def part(self, suffix: str) -> bytes:
@@ -70,7 +70,7 @@ class InDialect(Packed):
         return self.latest.source
 
     def _made(self) -> "GridWeight":
-        found = kept_codes(self.output, self.writer, self.settings)
+        found = convert_codes(self.output, self.writer, self.settings)
         if not isinstance(found, str):
             self.judged = found[1]
             return found[0]
@@ -100,7 +100,7 @@ class InDialect(Packed):
         found = {}
         stored = dict(self.writer.stored(self.shape, self.settings))
         for suffix, part in stored.items():
-            row = encoding(part.encoding)
+            row = find_encoding(part.encoding)
             found[suffix if suffix != self.writer.main else ""] = TensorInfo(
                 stem + suffix, part.shape, part.encoding, 0, row.nbytes(part.shape),
                 row.row_bytes(part.shape),
@@ -112,7 +112,7 @@ class InDialect(Packed):
         return found
 
 
-def writer_of(options: Options) -> "Writer | None":
+def dialect_writer(options: Options) -> "Writer | None":
     """Return the writer that a scheme names; None where it names none."""
     if options.writer is None:
         return None
@@ -121,9 +121,9 @@ def writer_of(options: Options) -> "Writer | None":
     return WRITERS[options.writer]
 
 
-def in_dialect(
-    output: Output, writer: "Writer", options: Options, dtype: str, latest: Sources
-) -> InDialect:
+def make_dialect_weight(
+    output: Output, writer: "Writer", options: Options, dtype: str, latest: LatestGrid
+) -> DialectWeight:
     """Return a weight as it will be stored; `dtype` is that of its scales where nothing says it."""
     if len(output.info.shape) != 2 + writer.stacked:
         what = "stacks [experts, out, in]" if writer.stacked else "matrices [out, in]"
@@ -131,7 +131,7 @@ def in_dialect(
             f"{output.info.name}: has shape {list(output.info.shape)}; {writer.encoding} stores "
             f"{what}: leave it as it is with --tensor PATTERN=ENCODING"
         )
-    return InDialect(
+    return DialectWeight(
         output.info.name, writer.encoding, output.info.shape, output.make, writer=writer,
         settings=_settings(output, writer, options, dtype), output=output, latest=latest,
         beside=_beside(output, writer),
@@ -167,7 +167,7 @@ def _beside(output: Output, writer: "Writer") -> Mapping[str, bytes]:
     return {} if held is None else {_ACTIVATIONS: held}
 
 
-def kept_codes(
+def convert_codes(
     output: Output, writer: "Writer", settings: "Settings"
 ) -> "tuple[GridWeight, GroupCounts] | str":
     """Return a weight's own codes laid out anew and how exact that is, or why it cannot be."""
@@ -213,7 +213,7 @@ def _of_runs(output: Output) -> "GridWeight":
 
     from aprfmt.codecs.repack_blocks import of_blocks
 
-    row = encoding(output.source_encoding).row_bytes(output.info.shape)
+    row = find_encoding(output.source_encoding).row_bytes(output.info.shape)
     if output.runs is None or row is None:
         raise CodecError("its rows are laid out anew")
     data, size = RunBytes(output.runs), row
@@ -231,7 +231,7 @@ def _of_runs(output: Output) -> "GridWeight":
     )
 
 
-def keep_codes(
+def choose_kept_codes(
     outputs: Sequence[Output], model: "Model", options: Options
 ) -> tuple[set[str], dict[str, str]]:
     """Return the names of outputs whose codes are kept, and why those of others are not.
@@ -239,7 +239,7 @@ def keep_codes(
     Raises ConversionError where values would change by it, unless --allow-inexact is given, and
     for weights that no configuration could describe beside the others.
     """
-    writer, path = writer_of(options), model.path
+    writer, path = dialect_writer(options), model.path
     if writer is not None:
         _check_alone(outputs, model, writer, options)
     kept: dict[str, GroupCounts] = {}
@@ -248,7 +248,7 @@ def keep_codes(
         assert writer is not None
         if output.info.encoding != writer.encoding or output.source_encoding == writer.encoding:
             continue
-        found = kept_codes(output, writer, _settings(output, writer, options))
+        found = convert_codes(output, writer, _settings(output, writer, options))
         if isinstance(found, str):
             reasons[output.info.name] = found
         else:
@@ -265,13 +265,13 @@ def keep_codes(
     return set(kept), reasons
 
 
-def claims(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def quantization_config(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return what config.json says of weights in a dialect, and the files beside it, as JSON.
 
     Modules that are left as they are: every other matrix but embeddings.
     """
     held = [one.part.packed for one in outputs if one.part is not None]
-    packed = [one for one in held if isinstance(one, InDialect)]
+    packed = [one for one in held if isinstance(one, DialectWeight)]
     left = [one for one in outputs if one.part is None and _is_module(one)]
     every = all(one.beside for one in packed)
     settings = packed[0].settings._replace(activations=every)

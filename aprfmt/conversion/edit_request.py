@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.conversion import edits
-from aprfmt.conversion.folder_edits import FolderEdits, has_files
+from aprfmt.conversion.folder_edits import FolderEdits, has_text_files
 from aprfmt.conversion.key_names import file_key
-from aprfmt.conversion.target import NoFormatError, target_of
+from aprfmt.conversion.output_format import NoFormatError, resolve_format
 from aprfmt.errors import UsageError
 from aprfmt.formats import FORMATS
 
@@ -64,13 +64,13 @@ def parse_edits(
             "safetensors, and set the value there"
         )
     try:
-        target = target_of(opened, output, None).name
+        target = resolve_format(opened, output, None).name
     except NoFormatError:
         target = ""
     if target != opened.format:
         wanted = " or ".join(FORMATS[opened.format].extensions)
         raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
-    files = FolderEdits(opened) if has_files(opened) else None
+    files = FolderEdits(opened) if has_text_files(opened) else None
     request = EditRequest({}, [], {}, files)
     for key in remove:
         own = key if files is None else files.of_weights(key)
@@ -98,9 +98,9 @@ def parse_edits(
         if files is not None and own is None:
             files.set(left, text)
         else:
-            request.values[key] = edits.parse(opened, key, kind, text)
+            request.values[key] = edits.parse_value(opened, key, kind, text)
     edits.check_present(opened, request.remove)
     arch = request.values.get("general.architecture")
-    also = [str(arch.value if isinstance(arch, Typed) else arch)] if arch is not None else []
-    request.unknown = edits.unknown(opened, list(request.values), also)
+    also = [str(arch.value if isinstance(arch, TypedValue) else arch)] if arch is not None else []
+    request.unknown = edits.unknown_keys(opened, list(request.values), also)
     return request

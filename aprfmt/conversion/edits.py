@@ -13,11 +13,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from aprfmt.base.protocols import Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.protocols import TypedValue, Value
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec
-from aprfmt.formats.jsonio import loads
+from aprfmt.formats.bounded_json import loads
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import read_text
 from aprfmt.model.patterns import close
@@ -77,7 +77,7 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
     return left, ""
 
 
-def parse(model: Model, key: str, wished: str, text: str) -> Value | Typed:
+def parse_value(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
     """Return `text` as the value of a model's key; `wished` is the type asked for, "" if none was.
 
     `@FILE` means the content of the file. Raises UsageError if the text does not fit the type.
@@ -89,24 +89,24 @@ def parse(model: Model, key: str, wished: str, text: str) -> Value | Typed:
     if whole:
         text = read_text(Path(text[1:]))
     if wished:
-        return Typed(_typed(text, wished, key, whole), wished)
+        return TypedValue(_typed(text, wished, key, whole), wished)
     if key in model.metadata:
         return _like_present(model, key, text, whole)
     return _new(model, rules, key, text, whole)
 
 
-def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | Typed:
+def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | TypedValue:
     """Return `text` as a value of the kind that the key has in the file."""
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
         try:
-            return Typed(_typed(text, kind, key, whole), kind)
+            return TypedValue(_typed(text, kind, key, whole), kind)
         except UsageError as error:
             raise UsageError(f"{error}; for another type give {key}:TYPE=VALUE") from None
-    return json_value(key, model.metadata[key], text, whole)
+    return parse_json_value(key, model.metadata[key], text, whole)
 
 
-def json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
+def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
     """Return `text` as a JSON value of the kind of `present`, which may be None: of any kind.
 
     `whole` says that the text is a file's content. Raises UsageError for another kind.
@@ -122,14 +122,14 @@ def json_value(key: str, present: Value, text: str, whole: bool = False) -> Valu
     return value
 
 
-def _new(model: Model, spec: FormatSpec, key: str, text: str, whole: bool) -> Value | Typed:
+def _new(model: Model, spec: FormatSpec, key: str, text: str, whole: bool) -> Value | TypedValue:
     """Return the value of a new key: of the key's known type, else read as JSON."""
     known = spec.values.keys(_architectures(model))
     kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
     listed = not whole and text.lstrip().startswith("[")
     for kind in kinds:
         if kind.startswith(ARRAY) is listed:
-            return Typed(_typed(text, kind, key, whole), kind)
+            return TypedValue(_typed(text, kind, key, whole), kind)
     if whole or (spec.takes("") and not spec.takes(0)):  # a format of texts only
         return text if whole else _unquoted(text)
     value = _json_or_text(text, key)
@@ -245,7 +245,9 @@ def _architectures(model: Model) -> list[str]:
     return [name] if isinstance(name, str) else []
 
 
-def unknown(model: Model, keys: Sequence[str], also: Sequence[str] = ()) -> dict[str, list[str]]:
+def unknown_keys(
+    model: Model, keys: Sequence[str], also: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """Return the keys that are neither in the file nor known to its readers, with similar names.
 
     `also` are architectures that the same request names.
@@ -269,7 +271,7 @@ def check_present(model: Model, keys: Sequence[str]) -> None:
             )
 
 
-def snapshot(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, str]]:
+def read_values(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, str]]:
     """Return (value, type) of the existing keys; valid also after the file is closed."""
     types = model.source.types
     return {
@@ -285,7 +287,7 @@ def _lasting(value: Value) -> Value:
     return value
 
 
-def changes(
+def key_changes(
     keys: Sequence[str],
     before: Mapping[str, tuple[Value, str]],
     after: Mapping[str, tuple[Value, str]],

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.options import Options
+from aprfmt.formats.atomic import FileSet, NullFileSet
 from aprfmt.remote.traffic import TRAFFIC
 
 if TYPE_CHECKING:
+    from aprfmt.base.protocols import Sink
     from aprfmt.conversion.outputs import Output, Plan
     from aprfmt.model import Model
 
@@ -32,7 +34,7 @@ FEW = 2  # threads there are in any case
 COPIES = 4  # float32 arrays of a chunk that live at a time: values, input, read back, compared
 
 
-def estimate(
+def estimate_conversion(
     model: "Model", dst: Path, plan: "Plan", sizes: Mapping[Path, int], options: Options,
     hashing: bool,
 ) -> dict[str, Any]:  # fmt: skip
@@ -40,19 +42,19 @@ def estimate(
     folder = _existing(dst)
     output = sum(sizes.values())
     return {
-        "memory_bytes": memory(model, plan, options),
+        "memory_bytes": peak_memory(model, plan, options),
         "disk_bytes": output,
         "disk_free_bytes": _free(folder),
         "seconds": _seconds(model, folder, plan, output, options, hashing),
     }
 
 
-def memory(model: "Model", plan: "Plan", options: Options) -> int:
+def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
     """Return resident bytes at the peak, at most: the largest piece that is held at a time.
 
     Each thread that encodes keeps some of what it has allocated; workers hold pieces ahead.
     """
-    from aprfmt.conversion.ahead import BUDGET
+    from aprfmt.conversion.scheduling import BUDGET
 
     workers = options.jobs if options.jobs > 1 else options.threads or cpu_count()
     largest = max((_held(output) for output in plan.outputs), default=0)
@@ -64,9 +66,9 @@ def memory(model: "Model", plan: "Plan", options: Options) -> int:
 
 def _fetched() -> int:
     """Return what a source that is fetched holds: parts on their way and here, and the digest's."""
-    from aprfmt.remote.file import KEPT
-    from aprfmt.remote.passing import HELD
-    from aprfmt.remote.stream import AHEAD, PART
+    from aprfmt.remote.read_ahead import AHEAD, PART
+    from aprfmt.remote.remote_file import KEPT
+    from aprfmt.remote.stream_hash import HELD
 
     return 2 * AHEAD * PART + HELD + KEPT
 
@@ -78,7 +80,7 @@ def _held(output: "Output") -> int:
         return output.part.packed.nbytes + 4 * COPIES * _elements(output)
     if output.copies:
         return 4 * WINDOW  # a window mapped, one written, two read back
-    whole = output.runs is None or encoding(output.info.encoding).flat
+    whole = output.runs is None or find_encoding(output.info.encoding).flat
     elements = _elements(output) if whole else min(_elements(output), CHUNK + output.info.shape[-1])
     return 4 * COPIES * elements + 4 * WINDOW
 
@@ -173,7 +175,7 @@ def _fetching(plan: "Plan") -> float | None:
     What the cache has of the rest is not known before it is asked for.
     """
     from aprfmt.conversion.outputs import stored_parts
-    from aprfmt.remote.file import RemoteFile
+    from aprfmt.remote.remote_file import RemoteFile
 
     lying: dict[tuple[Path, int], tuple[RemoteFile, int]] = {}
     for output in plan.outputs:
@@ -204,3 +206,17 @@ def _timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return max(time.perf_counter() - began, 1e-9)
+
+
+def planned_sizes(
+    open_sink: Callable[[FileSet], "Sink"],
+    plan: Callable[["Sink"], None],
+    texts: Mapping[Path, bytes],
+) -> dict[Path, int]:
+    """Return the bytes of every file a conversion would write; nothing is written.
+
+    `open_sink` opens the target's sink into a set of files, `plan` plans it.
+    """
+    sink = open_sink(NullFileSet())
+    plan(sink)
+    return {**sink.sizes, **{path: len(text) for path, text in texts.items()}}

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.arch.keys import IGNORED
+from aprfmt.arch.other_keys import IGNORED
 from aprfmt.base.protocols import Value
-from aprfmt.base.text import shorten
-from aprfmt.conversion.edits import KeyChange, json_value
+from aprfmt.base.text_escape import shorten
+from aprfmt.conversion.edits import KeyChange, parse_json_value
 from aprfmt.conversion.key_names import TEMPLATE_FILE, TEMPLATE_KEYS, keys_of
 from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.jsonio import loads
+from aprfmt.formats.bounded_json import loads
 from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
 from aprfmt.model.patterns import close
 from aprfmt.remote.paths import is_remote
@@ -51,7 +51,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Place:
+class ValueLocation:
     """Where a value of a folder stands: a file, and the keys that lead to it (none: all of it)."""
 
     file: str
@@ -61,7 +61,7 @@ class Place:
         return f"{self.file}: {'.'.join(self.path)}" if self.path else self.file
 
 
-def has_files(model: "Model") -> bool:
+def has_text_files(model: "Model") -> bool:
     """Say whether a format's values stand in text files beside the weights."""
     return bool(FORMATS[model.format].weights_name)
 
@@ -76,7 +76,7 @@ class FolderEdits:
         self._texts = folder.texts
         self._held: dict[str, Any] = {}
         self._whole: dict[str, str | None] = {}
-        self._changed: dict[Place, tuple[Any, Any]] = {}
+        self._changed: dict[ValueLocation, tuple[Any, Any]] = {}
 
     @property
     def changed(self) -> bool:
@@ -84,7 +84,7 @@ class FolderEdits:
         return bool(self._changed)
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[ValueLocation, ...]:
         """Where something changes, in the order of the request."""
         return tuple(self._changed)
 
@@ -104,7 +104,7 @@ class FolderEdits:
             old = self._value(place)
             present = None if old is _ABSENT else old
             if place.file == TEMPLATE_FILE or place.path[-1:] == ("chat_template",):
-                new: Any = json_value(key, "", text, whole)
+                new: Any = parse_json_value(key, "", text, whole)
             else:
                 new = _like(key, present, text, whole)
             self._put(place, new)
@@ -142,10 +142,10 @@ class FolderEdits:
 
     # --- where ------------------------------------------------------------------------------
 
-    def _places(self, key: str) -> list[Place]:
+    def _places(self, key: str) -> list[ValueLocation]:
         file, colon, rest = key.partition(":")
         if colon and file in FILES:
-            return [Place(file, self._path(file, rest))]
+            return [ValueLocation(file, self._path(file, rest))]
         if CONFIG not in self._texts:
             raise UsageError(
                 f"{key}: belongs in a file beside the weights, and {self.folder} has no {CONFIG}; "
@@ -170,7 +170,7 @@ class FolderEdits:
             names.append(_OTHER_NAMES[key])
         return list(dict.fromkeys(names))
 
-    def _standing(self, key: str) -> Iterator[Place]:
+    def _standing(self, key: str) -> Iterator[ValueLocation]:
         """Yield where a key stands now: in each file once, or in rope's copies too."""
         for name in self._spellings(key):
             found = [place for file in FILES for place in self._in_file(file, name)]
@@ -178,7 +178,7 @@ class FolderEdits:
                 yield from found
                 return
 
-    def _in_file(self, file: str, name: str) -> list[Place]:
+    def _in_file(self, file: str, name: str) -> list[ValueLocation]:
         held = self._json(file)
         path = self._path(file, name)
         if _at(held, path) is not _ABSENT:
@@ -186,34 +186,34 @@ class FolderEdits:
                 (part, name) for part in _ROPE
                 if len(path) == 1 and _at(held, (part, name)) is not _ABSENT
             ]  # fmt: skip
-            return [Place(file, each) for each in (path, *copies)]
+            return [ValueLocation(file, each) for each in (path, *copies)]
         paths = [each for each in _paths(held) if each[-1] == name]
         if len(paths) > 1:
             places = ", ".join(".".join(each) for each in paths)
             raise UsageError(f"{name}: stands in {file} several times ({places}); name one of them")
-        return [Place(file, each) for each in paths]
+        return [ValueLocation(file, each) for each in paths]
 
     def _path(self, file: str, name: str) -> tuple[str, ...]:
         """Return the keys that a name with dots leads along; a key with dots stays whole."""
         return (name,) if name in self._json(file) or "." not in name else tuple(name.split("."))
 
-    def _home(self, key: str) -> Place | None:
+    def _home(self, key: str) -> ValueLocation | None:
         """Return where a key that stands nowhere belongs; None for one that no reader knows."""
         if key in GENERATION:
-            return Place(GENERATES, (key,))
+            return ValueLocation(GENERATES, (key,))
         if key in _TOKENIZES:
-            return Place(TOKENIZER, (key,))
+            return ValueLocation(TOKENIZER, (key,))
         for name in self._spellings(key)[::-1]:
             known = name in IGNORED["hf"] or bool(keys_of(self._model, name, "hf"))
             if known and "." not in name:
-                return Place(CONFIG, (name,))
+                return ValueLocation(CONFIG, (name,))
         return None
 
-    def _template(self) -> Place:
+    def _template(self) -> ValueLocation:
         inside = "chat_template" in self._json(TOKENIZER)
         if TEMPLATE_FILE in self._texts or not inside:
-            return Place(TEMPLATE_FILE)
-        return Place(TOKENIZER, ("chat_template",))
+            return ValueLocation(TEMPLATE_FILE)
+        return ValueLocation(TOKENIZER, ("chat_template",))
 
     def _near(self, key: str) -> str:
         names = {path[-1] for file in FILES for path in _paths(self._json(file))}
@@ -228,7 +228,7 @@ class FolderEdits:
             self._held[file] = {} if text is None else _parsed(text, str(self.folder / file))
         return self._held[file]
 
-    def _value(self, place: Place) -> Any:
+    def _value(self, place: ValueLocation) -> Any:
         if place.file != TEMPLATE_FILE:
             return _at(self._json(place.file), place.path)
         if place.file not in self._whole:
@@ -236,7 +236,7 @@ class FolderEdits:
         found = self._whole[place.file]
         return _ABSENT if found is None else found
 
-    def _put(self, place: Place, new: Any) -> None:
+    def _put(self, place: ValueLocation, new: Any) -> None:
         if place in self._changed:
             raise UsageError(f"{place}: is named twice; give one change of a key")
         self._changed[place] = (self._value(place), new)
@@ -265,7 +265,7 @@ class _Reading:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def value(self, place: Place) -> Any:
+    def value(self, place: ValueLocation) -> Any:
         path = self._folder / place.file
         if not path.is_file():
             return _ABSENT
@@ -312,10 +312,10 @@ def _like(key: str, present: Value, text: str, whole: bool) -> Value:
     if text == "null" and not whole:
         return None
     if key.endswith("_token_id") and isinstance(present, (int, list)):
-        either = json_value(key, None, text, whole)
+        either = parse_json_value(key, None, text, whole)
         if isinstance(either, (int, list)) and not isinstance(either, bool):
             return either
-    return json_value(key, present, text, whole)
+    return parse_json_value(key, present, text, whole)
 
 
 def _shown(value: Any) -> Value:

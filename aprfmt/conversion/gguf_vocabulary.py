@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.errors import FormatError
 from aprfmt.model.carried_files import json_object
 from aprfmt.tokenizer import keys
@@ -57,15 +57,15 @@ def vocabulary_record(model: "Model") -> str | None:
 
 
 def restored_vocabulary(
-    model: "Model", made: Mapping[str, Value | Typed]
-) -> dict[str, Value | Typed]:
+    model: "Model", made: Mapping[str, Value | TypedValue]
+) -> dict[str, Value | TypedValue]:
     """Return the scores and types that a model carries, where `made` has the tokens they are of.
 
     `made` are the keys of the GGUF that is written. Raises FormatError for a damaged record.
     """
     text = model.metadata.get(KEY)
     tokens = made.get(keys.TOKENS.gguf)
-    if model.key_style == "gguf" or not isinstance(text, str) or not isinstance(tokens, Typed):
+    if model.key_style == "gguf" or not isinstance(text, str) or not isinstance(tokens, TypedValue):
         return {}
     where = f"{model.path}: {KEY}"
     record = json_object(text, where)
@@ -74,12 +74,12 @@ def restored_vocabulary(
     spaced = record.get("spaced")
     if not isinstance(spaced, list) or not all(type(i) is int for i in spaced):
         raise FormatError(f"{where}: spaced is no list of token ids; it is damaged")
-    found: dict[str, Value | Typed] = {
-        keys.TOKENS.gguf: Typed(_spelled(tokens.value, spaced), keys.TOKENS.type)
+    found: dict[str, Value | TypedValue] = {
+        keys.TOKENS.gguf: TypedValue(_spelled(tokens.value, spaced), keys.TOKENS.type)
     }
     for name, (key, kind) in _LISTS.items():
         if name in record:
-            found[key.gguf] = Typed(
+            found[key.gguf] = TypedValue(
                 _numbers(record[name], kind, len(tokens.value), where), key.type
             )
     return found

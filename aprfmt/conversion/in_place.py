@@ -9,10 +9,11 @@ from aprfmt.base.crc import crc32
 from aprfmt.conversion import ConversionReport, arch_name, refuse_changed_source
 from aprfmt.errors import ConversionError, FormatError, OutputError
 from aprfmt.formats import FORMATS, open_source
-from aprfmt.formats.mapped import open_bytes
-from aprfmt.formats.patched import Patch, patch
-from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink
-from aprfmt.formats.summing import combine
+from aprfmt.formats.atomic import NullFileSet
+from aprfmt.formats.crc_combine import combine_crcs
+from aprfmt.formats.in_place_patch import Patch, patch_file
+from aprfmt.formats.mapped_file import open_bytes
+from aprfmt.formats.sequential import Checksum, FileProgram, SequentialSink, TensorSlot
 from aprfmt.remote.paths import RemotePath
 
 if TYPE_CHECKING:
@@ -26,26 +27,34 @@ _MAGIC = 6  # bytes that say format and version; of safetensors, how long the he
 _BLOCK = 4096  # bytes are compared, and written, in pieces of this size
 
 
-def change(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
+def change_metadata(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
     """Change metadata of an open model's one file as `options` say; return how many bytes, too.
 
     Closes the model. Raises ConversionError where the tensors would have to move, OutputError
     where the file cannot be written.
     """
-    from aprfmt.conversion.run import Written, outcome
+    from aprfmt.conversion.run import WrittenTensor, tensor_outcome
 
     path = _one_file(model)
     plan, program = _planned(model, options)
     identity, pieces = _changed(model, program)
     places = {name: _facts(tensor.info) for name, tensor in model.source.tensors.items()}
     report = ConversionReport(
-        model.path, model.format, path, model.format, (path,), arch_name(model, options),
-        tuple(outcome(output, Written()) for output in plan.outputs), tuple(model.notes), None,
-        None, {path: path.stat().st_size},
-    )  # fmt: skip
+        model.path,
+        model.format,
+        path,
+        model.format,
+        (path,),
+        arch_name(model, options),
+        tuple(tensor_outcome(output, WrittenTensor()) for output in plan.outputs),
+        tuple(model.notes),
+        None,
+        None,
+        {path: path.stat().st_size},
+    )
     model.close()
     if pieces:
-        patch(path, pieces, identity)
+        patch_file(path, pieces, identity)
     _verify(path, places)
     return report, sum(len(data) for _, data in pieces)
 
@@ -59,24 +68,32 @@ def change_texts(
     written.
     """
     from aprfmt.conversion.folder_edits import write_in_place
-    from aprfmt.conversion.plan import build
-    from aprfmt.conversion.run import Written, outcome
+    from aprfmt.conversion.plan import build_plan
+    from aprfmt.conversion.run import WrittenTensor, tensor_outcome
 
     assert model.folder is not None
     folder = model.folder.path
-    plan = build(model, FORMATS[model.format], options)
+    plan = build_plan(model, FORMATS[model.format], options)
     paths = tuple(folder / name for name in texts)
     sizes = {folder / name: len(text.encode()) for name, text in texts.items()}
     report = ConversionReport(
-        model.path, model.format, folder, model.format, paths, arch_name(model, options),
-        tuple(outcome(output, Written()) for output in plan.outputs), tuple(model.notes), None,
-        None, sizes,
-    )  # fmt: skip
+        model.path,
+        model.format,
+        folder,
+        model.format,
+        paths,
+        arch_name(model, options),
+        tuple(tensor_outcome(output, WrittenTensor()) for output in plan.outputs),
+        tuple(model.notes),
+        None,
+        None,
+        sizes,
+    )
     model.close()
     return report, write_in_place(folder, texts)
 
 
-def _changed(model: "Model", program: Program) -> tuple[str, list[Patch]]:
+def _changed(model: "Model", program: FileProgram) -> tuple[str, list[Patch]]:
     """Return the patches that turn the file's bytes into the planned ones.
 
     Before them stands the identity of the file, which was planned for before: where it was written
@@ -121,17 +138,16 @@ def _one_file(model: "Model") -> Path:
     return path
 
 
-def _planned(model: "Model", options: "Options") -> tuple["Plan", Program]:
+def _planned(model: "Model", options: "Options") -> tuple["Plan", FileProgram]:
     """Return the plan, and the file as it would be written anew."""
-    from aprfmt.conversion.beside import Nowhere
-    from aprfmt.conversion.metadata import carry
-    from aprfmt.conversion.plan import build
+    from aprfmt.conversion.metadata import target_metadata
+    from aprfmt.conversion.plan import build_plan
 
     target = FORMATS[model.format]
-    plan = build(model, target, options)
-    metadata = carry(model, target.name, plan, options).metadata
+    plan = build_plan(model, target, options)
+    metadata = target_metadata(model, target.name, plan, options).metadata
     wishes: dict[str, Any] = {"like": model.source} if target.rewrites else {}
-    sink = target.open_sink(model.source.files[0], files=Nowhere(), **wishes)
+    sink = target.open_sink(model.source.files[0], files=NullFileSet(), **wishes)
     if not isinstance(sink, SequentialSink):
         raise ConversionError(
             f"{model.path}: files of {target.name} are not changed in place; {_COPY}"
@@ -157,13 +173,13 @@ def _fitted(head: bytes, start: int, model: "Model") -> bytes:
 
 
 def _places(
-    program: Program, head: bytes, model: "Model", file: "ByteSource"
+    program: FileProgram, head: bytes, model: "Model", file: "ByteSource"
 ) -> list[tuple[int, bytes]]:
     """Return (offset, bytes) of everything behind the head; ConversionError if a tensor moves."""
     found: list[tuple[int, bytes]] = []
     at = len(head)
     for part in program.body:
-        if isinstance(part, Room):
+        if isinstance(part, TensorSlot):
             info = model.source.tensors[part.name].info
             if part.nbytes and (info.offset, info.nbytes) != (at, part.nbytes):
                 raise ConversionError(
@@ -191,8 +207,8 @@ def _checksum(file: "ByteSource", head: bytes, at: int) -> bytes:
     length = at - len(head)
     old = int.from_bytes(bytes(file.view[at : at + 4]), "little")
     before = crc32(file.view[: len(head)])
-    rest = old ^ combine(before, 0, length)
-    return combine(crc32(head), rest, length).to_bytes(4, "little")
+    rest = old ^ combine_crcs(before, 0, length)
+    return combine_crcs(crc32(head), rest, length).to_bytes(4, "little")
 
 
 def _differing(file: "ByteSource", offset: int, data: bytes) -> Iterator[Patch]:

@@ -11,21 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.arch.draft import counted
-from aprfmt.arch.hyper import write_hyper
-from aprfmt.arch.values import same_value
-from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.arch.draft_head import head_count_keys
+from aprfmt.arch.hyperparameters import write_hyper
+from aprfmt.arch.value_checks import same_value
+from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import TypedValue, Value
+from aprfmt.base.text_escape import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
-from aprfmt.conversion.dialects import InDialect, claims
+from aprfmt.conversion.dialects import DialectWeight, quantization_config
 from aprfmt.conversion.gguf_vocabulary import KEY as VOCABULARY_KEY
 from aprfmt.conversion.gguf_vocabulary import restored_vocabulary, vocabulary_record
-from aprfmt.conversion.kept import config_text, drop_files, own_config
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
-from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
+from aprfmt.conversion.quantize_options import IMATRIX_RECORD, RECORD
+from aprfmt.conversion.sidecar_files import config_text, drop_files, own_config
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.model import Model
@@ -33,7 +33,7 @@ from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object
 from aprfmt.model.carried_files import FOREIGN as GGUF_KEY
 from aprfmt.model.packing import MODELOPT_FILE, without_described, without_packing
-from aprfmt.quantizing.mixture import Mixture, quantized
+from aprfmt.quantizing.mixture import Mixture, is_quantized
 from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
@@ -49,7 +49,7 @@ HASH_KEY = "aprfmt.source.sha256"
 class CarriedMetadata:
     """Metadata for the sink, and text files to write beside the weights (HF folders)."""
 
-    metadata: dict[str, Value | Typed]
+    metadata: dict[str, Value | TypedValue]
     texts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -59,7 +59,7 @@ class CarriedMetadata:
         return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
 
 
-def carry(model: Model, target: str, plan: Plan, options: Options) -> CarriedMetadata:
+def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> CarriedMetadata:
     """Return the target's metadata and texts; same-format conversions keep metadata verbatim."""
     if model.format == target:
         carried = CarriedMetadata(
@@ -71,7 +71,7 @@ def carry(model: Model, target: str, plan: Plan, options: Options) -> CarriedMet
         carried = CARRIERS[style](model, plan)
         carried.metadata.update(plan.restoration.metadata())
         carried.metadata.update(_identity(model))
-        if all(output.copies for output in plan.outputs if quantized(output.source_encoding)):
+        if all(output.copies for output in plan.outputs if is_quantized(output.source_encoding)):
             carried.metadata.update(_quantization_record(model))
     _claim_packing(carried, model, plan.outputs, options)
     if any(not output.copies for output in plan.outputs) and model.format == target:
@@ -87,10 +87,10 @@ def carry(model: Model, target: str, plan: Plan, options: Options) -> CarriedMet
     return carried
 
 
-def _quantization_record(model: Model) -> dict[str, Value | Typed]:
+def _quantization_record(model: Model) -> dict[str, Value | TypedValue]:
     """Return the source's record of how it was quantized, which stays true in another format."""
     return {
-        key: Typed(value, "uint32") if type(value) is int else value
+        key: TypedValue(value, "uint32") if type(value) is int else value
         for key, value in model.metadata.items()
         if key.startswith((RECORD, IMATRIX_RECORD))
     }
@@ -137,8 +137,8 @@ def _claim(
     if not packed:
         return None, {}
     for output in outputs:
-        if output.part is not None and isinstance(output.part.packed, InDialect):
-            claim, files = claims(outputs)
+        if output.part is not None and isinstance(output.part.packed, DialectWeight):
+            claim, files = quantization_config(outputs)
             return claim, {name: json.dumps(said, indent=4) + "\n" for name, said in files.items()}
     name = min(packed)
     return {SECTIONS[0]: codec(name).config(options.packing, _left_out(outputs, name))}, {}
@@ -175,16 +175,20 @@ def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[st
     return dict(sorted(made.items())) if ordered else made
 
 
-def _typed_like(model: Model, key: str, value: Value | Typed) -> Value | Typed:
+def _typed_like(model: Model, key: str, value: Value | TypedValue) -> Value | TypedValue:
     """Give a user's override the type the key already has in the file, unless it names one."""
     types = model.source.types
-    return Typed(value, types[key]) if key in types and not isinstance(value, Typed) else value
+    return (
+        TypedValue(value, types[key])
+        if key in types and not isinstance(value, TypedValue)
+        else value
+    )
 
 
 def _update_claims(carried: CarriedMetadata, outputs: Sequence[Output], target: str) -> None:
     """Update keys that re-encoding made wrong: a GGUF's file type."""
     if target == "gguf":
-        carried.metadata["general.file_type"] = Typed(file_type(outputs), "uint32")
+        carried.metadata["general.file_type"] = TypedValue(file_type(outputs), "uint32")
 
 
 def _identity(model: Model) -> dict[str, Value]:
@@ -211,7 +215,7 @@ def file_type(outputs: Sequence[Output]) -> int:
             size = math.prod(output.info.shape)
             counts[output.info.encoding] += size
     name = counts.most_common(1)[0][0] if counts else "F32"
-    number = encoding(name).file_type
+    number = find_encoding(name).file_type
     return 1024 if number is None else number  # 1024: guessed, as llama.cpp's own constant says
 
 
@@ -268,11 +272,11 @@ def _unspelled(value: Any, type_name: str) -> Any:
 _NAMES = ("inf", "-inf", "nan")
 
 
-def _bare(value: Value | Typed) -> Value:
-    return value.value if isinstance(value, Typed) else value
+def _bare(value: Value | TypedValue) -> Value:
+    return value.value if isinstance(value, TypedValue) else value
 
 
-def _carried_gguf(model: Model) -> dict[str, Typed]:
+def _carried_gguf(model: Model) -> dict[str, TypedValue]:
     text = model.metadata.get(GGUF_KEY)
     if not isinstance(text, str):
         return {}
@@ -281,19 +285,19 @@ def _carried_gguf(model: Model) -> dict[str, Typed]:
     for key, row in json_object(text, where).items():
         if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
             raise FormatError(f"{where}: {shorten(key, 80)!r} is not a pair of a type and a value")
-        found[key] = Typed(_unspelled(row[1], row[0]), row[0])
+        found[key] = TypedValue(_unspelled(row[1], row[0]), row[0])
     return found
 
 
 def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     spec, hyper = model.spec, model.hyper
-    found: dict[str, Value | Typed] = {
+    found: dict[str, Value | TypedValue] = {
         "general.architecture": spec.called["gguf"][0],
         "general.type": "model",
         "general.name": model_name(model),
     }
     found.update(carried := _carried_gguf(model))
-    heads = counted(spec, "gguf", hyper, plan.names)
+    heads = head_count_keys(spec, "gguf", hyper, plan.names)
     for key, value in {**write_hyper(spec, hyper, "gguf"), **heads}.items():
         if key not in carried or not same_value(carried[key].value, _bare(value)):
             found[key] = value
@@ -302,9 +306,9 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     if "general.file_type" not in carried or any(
         o.info.encoding != o.source_encoding for o in plan.outputs
     ):
-        found["general.file_type"] = Typed(file_type(plan.outputs), "uint32")
-    if any(encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
-        found["general.quantization_version"] = Typed(2, "uint32")
+        found["general.file_type"] = TypedValue(file_type(plan.outputs), "uint32")
+    if any(find_encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
+        found["general.quantization_version"] = TypedValue(2, "uint32")
     found.update(to_gguf(model))
     found.update(restored_vocabulary(model, found))
     text = config_text(model) if own_config(model) else None
@@ -329,7 +333,7 @@ def _source_metadata(model: Model) -> dict[str, Value]:
 
 def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     config = model.config
-    found: dict[str, Value | Typed] = {
+    found: dict[str, Value | TypedValue] = {
         "model_type": model.spec.name,
         "name": model_name(model),
         "original_format": model.format,
@@ -362,11 +366,11 @@ def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
     text = config_text(model) if own_config(model) else None
     if text is None:
         spec, hyper = model.spec, model.hyper
-        config = write_hyper(spec, hyper, "hf") | counted(spec, "hf", hyper, plan.names)
+        config = write_hyper(spec, hyper, "hf") | head_count_keys(spec, "hf", hyper, plan.names)
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
     texts.update(to_hf(model))
-    metadata: dict[str, Value | Typed] = {"format": "pt"}
+    metadata: dict[str, Value | TypedValue] = {"format": "pt"}
     kept = model.metadata.get(SAFETENSORS)
     if isinstance(kept, str):
         metadata.update(json_object(kept, f"{model.path}: aprfmt.source.metadata"))
@@ -386,7 +390,7 @@ CARRIERS: Mapping[str, Callable[[Model, Plan], CarriedMetadata]] = {
 }
 
 
-def bare(model: Model, target: FormatSpec, *, marked: bool = False) -> dict[str, Any]:
+def bare_metadata(model: Model, target: FormatSpec, *, marked: bool = False) -> dict[str, Any]:
     """Return metadata for a container-only copy (`--arch none`), nothing added.
 
     With `marked` (`--generic`), architecture keys say GENERIC, which no loader knows, and the name

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from aprfmt.base.encoding_names import encoding_name
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import TypedValue, Value
 
 if TYPE_CHECKING:
     from aprfmt.model.renames import Rename
@@ -39,7 +39,7 @@ class ConvertOptions(TypedDict, total=False):
     rename: "Sequence[Rename]"
     allow_missing: Sequence[str]
     complete: bool
-    metadata: Mapping[str, Value | Typed]
+    metadata: Mapping[str, Value | TypedValue]
     remove: Sequence[str]
     texts: Mapping[str, str]
     extra_metadata: Mapping[str, Value]
@@ -100,7 +100,7 @@ class Options:
     rename: "Sequence[Rename]" = ()
     allow_missing: Sequence[str] = ()
     complete: bool = True
-    metadata: Mapping[str, Value | Typed] = field(default_factory=dict)
+    metadata: Mapping[str, Value | TypedValue] = field(default_factory=dict)
     remove: Sequence[str] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     extra_metadata: Mapping[str, Value] = field(default_factory=dict)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
-from aprfmt.conversion.packed import PackedPart
+from aprfmt.conversion.packed_weights import PackedPart
 from aprfmt.errors import CodecError, ConversionError
-from aprfmt.formats.mapped import MappedFile
-from aprfmt.tensors.restore import Restoration
+from aprfmt.formats.mapped_file import MappedFile
+from aprfmt.tensors.restoration import Restoration
 from aprfmt.tensors.runs import ByteRun
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Plan:
 
 def make_info(name: str, shape: tuple[int, ...], name_of_encoding: str) -> TensorInfo:
     """Return the TensorInfo of a tensor to write; ConversionError if the shape does not fit."""
-    row = encoding(name_of_encoding)
+    row = find_encoding(name_of_encoding)
     try:
         size = row.nbytes(shape)
     except CodecError as error:

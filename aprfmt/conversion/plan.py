@@ -13,35 +13,52 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.bind import Group, packed_binding
-from aprfmt.arch.draft import stored_groups
-from aprfmt.arch.moves import chained, compose, to_logical, to_stored, whole
+from aprfmt.arch.binding import BoundGroup, packed_binding
+from aprfmt.arch.draft_head import stored_groups
+from aprfmt.arch.element_moves import (
+    chain_steps,
+    compose_moves,
+    identity_moves,
+    to_logical,
+    to_stored,
+)
 from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.columns import Columns
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
-from aprfmt.conversion.absent import absent_roles, check_complete
-from aprfmt.conversion.accounted import dropped_record
-from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
-from aprfmt.conversion.dialects import keep_codes
-from aprfmt.conversion.kept import file_names
+from aprfmt.conversion.accounting import omissions_by_flag
+from aprfmt.conversion.dialects import choose_kept_codes
+from aprfmt.conversion.encoding_choice import check_importance, choose_encodings, split_into_parts
+from aprfmt.conversion.missing_roles import check_complete, missing_output_roles
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
 from aprfmt.conversion.outputs import Output as Output
 from aprfmt.conversion.outputs import Plan as Plan
 from aprfmt.conversion.outputs import make_info
-from aprfmt.conversion.quantized import check_fit, check_requantization
-from aprfmt.conversion.repacking import Repacking, Substitute, check_exact, find, numbers_beside
-from aprfmt.conversion.stored import packed_names, stored_joined, stored_output, turned_output
+from aprfmt.conversion.passthrough import (
+    joined_output,
+    packed_names,
+    stored_output,
+    transposed_output,
+)
+from aprfmt.conversion.quantize_options import check_fit, check_requantization
+from aprfmt.conversion.repacking import (
+    Repacking,
+    Substitute,
+    check_exact,
+    find_repacks,
+    with_scale_tensors,
+)
+from aprfmt.conversion.sidecar_files import sidecar_names
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
-from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_said
 from aprfmt.model.patterns import matchers
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.towers import tower_root
-from aprfmt.tensors.restore import Restoration, restore_bits
+from aprfmt.tensors.restoration import Restoration, restore_bits
 from aprfmt.tensors.runs import ByteRun, element_runs
 from aprfmt.tensors.view import View
 
@@ -50,7 +67,7 @@ if TYPE_CHECKING:
     from aprfmt.model.relations import Relation
 
 
-def build(model: Model, target: FormatSpec, options: Options) -> Plan:
+def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
     """Make the plan; raises ConversionError for anything the target cannot hold."""
     passthrough = options.arch == "none" or model.style in (None, target.style)
     if model.format == target.name:
@@ -66,33 +83,33 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     drops = _drops(model, options)
     copied = passthrough and not _wants_encoding(options)
     check_complete(model, options, drops, known=model.format != target.name, copied=copied)
-    repacking = find(model, target, options, copied=passthrough)
+    repacking = find_repacks(model, target, options, copied=passthrough)
     if passthrough:
         names = packed_names(model, target)
         plan.outputs = [
             stored_output(tensor, names.get(name, name))
             if name not in turned
-            else turned_output(tensor)
+            else transposed_output(tensor)
             for name, tensor in model.source.tensors.items()
         ]
         if _wants_encoding(options) or target.vectors_f32:
-            plan.outputs = stored_joined(model, target, options, repacking)
+            plan.outputs = joined_output(model, target, options, repacking)
     else:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
     alone = options.arch == "none" and model.format != target.name
-    plan.left_out = dropped_record(model, drops, files_too=alone, removed=options.remove)
+    plan.left_out = omissions_by_flag(model, drops, files_too=alone, removed=options.remove)
     plan.files_dropped = _dropped_files(model, drops)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
-    plan.absent = absent_roles(model, plan, options, drops)
+    plan.absent = missing_output_roles(model, plan, options, drops)
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
     check_exact(plan.outputs, repacking, options, model.path)
-    plan.outputs = list(numbers_beside(plan.outputs, drops))
+    plan.outputs = list(with_scale_tensors(plan.outputs, drops))
     check_requantization(
-        plan.outputs, options, model.path, *keep_codes(plan.outputs, model, options)
+        plan.outputs, options, model.path, *choose_kept_codes(plan.outputs, model, options)
     )
     plan.notes += check_fit(plan.outputs, options, model.path)
     check_importance(plan, options)
-    plan.outputs = in_parts(plan.outputs, model, target, options)
+    plan.outputs = split_into_parts(plan.outputs, model, target, options)
     _check_names(plan.outputs, target)
     return plan
 
@@ -126,7 +143,7 @@ def _drops(model: Model, options: Options) -> Drops:
     """
     if not options.drop:
         return ()
-    every = dict.fromkeys((*model.source.tensors, *file_names(model)))
+    every = dict.fromkeys((*model.source.tensors, *sidecar_names(model)))
     for names in spellings_by_name(model).values():
         every.update(dict.fromkeys(names))
     try:
@@ -140,7 +157,7 @@ def _drops(model: Model, options: Options) -> Drops:
 
 def _dropped_files(model: Model, drops: Drops) -> tuple[str, ...]:
     """Return the files beside the weights that --drop names; ConversionError for config.json."""
-    found = tuple(name for name in file_names(model) if any(match(name) for match in drops))
+    found = tuple(name for name in sidecar_names(model) if any(match(name) for match in drops))
     if "config.json" in found:
         raise ConversionError(
             f"{model.path}: --drop names config.json, by which a copy is read; name other files, "
@@ -231,7 +248,7 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
         )
 
 
-def _group_outputs(model: Model, group: Group, repacking: Repacking) -> list[Output]:
+def _group_outputs(model: Model, group: BoundGroup, repacking: Repacking) -> list[Output]:
     """Return the stored tensors of one target binding, made from the model's logical ones."""
     logical = [model.roles[key] for key in group.roles]
     shapes: list[list[tuple[int, ...]]] = [[tensor.shape for tensor in logical]]
@@ -252,14 +269,17 @@ def _group_outputs(model: Model, group: Group, repacking: Repacking) -> list[Out
 
 
 def _element_moves(
-    model: Model, group: Group, logical: Sequence[View], shapes: Sequence[Sequence[tuple[int, ...]]]
+    model: Model,
+    group: BoundGroup,
+    logical: Sequence[View],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
 ) -> tuple[list[LazyTensor], Sequence[Sequence[Move]] | None]:
     """Return the source's stored tensors, and the moves of each output out of these.
 
     `shapes` are those before each of the binding's steps, stored ones first. The moves are None
     where a step has to decode.
     """
-    moves = chained(group.binding.steps, shapes[:-1] or shapes, model.hyper, back=True)
+    moves = chain_steps(group.binding.steps, shapes[:-1] or shapes, model.hyper, back=True)
     if moves is None:
         return [], None
     combined: list[LazyTensor] = []
@@ -271,14 +291,14 @@ def _element_moves(
         base = len(combined)
         combined += tensor.stored
         inner.append([Move(base + m.source, m.start, m.count) for m in own] if base else own)
-    if inner == whole(shapes[-1]):
+    if inner == identity_moves(shapes[-1]):
         return combined, moves
-    return combined, compose(moves, inner) if group.binding.steps else inner
+    return combined, compose_moves(moves, inner) if group.binding.steps else inner
 
 
 def _output(
     model: Model,
-    group: Group,
+    group: BoundGroup,
     logical: Sequence[View],
     index: int,
     shape: tuple[int, ...],
@@ -305,7 +325,7 @@ def _output(
     if one is not None and one.restored:
         source_encoding = one.restored
     name = group.stored[index]
-    if encoding(source_encoding).known:
+    if find_encoding(source_encoding).known:
         info = make_info(name, shape, source_encoding)
     else:  # bytes without a layout can be copied; a wish or a refusal settles the others
         size = sum(run.nbytes for run in runs or ())
@@ -331,7 +351,7 @@ def _output(
 
 
 def _maker(
-    logical: Sequence[View], group: Group, hp: HyperParams, index: int, patch: Value | None
+    logical: Sequence[View], group: BoundGroup, hp: HyperParams, index: int, patch: Value | None
 ) -> "Callable[[], Array]":
     def make() -> "Array":
         arrays = to_stored(group.binding.steps, [tensor.numpy() for tensor in logical], hp)
@@ -342,13 +362,13 @@ def _maker(
     return make
 
 
-def _mover(logical: View, group: Group, hp: HyperParams) -> "Callable[[Array], Array]":
+def _mover(logical: View, group: BoundGroup, hp: HyperParams) -> "Callable[[Array], Array]":
     """Return what moves the elements of the one tensor that a role is stored as to their places."""
     return lambda stored: to_stored(group.binding.steps, [logical.undone([stored])], hp)[0]
 
 
 def _patched(
-    made: "Array", patch: Value | None, logical: Sequence[View], group: Group, hp: HyperParams
+    made: "Array", patch: Value | None, logical: Sequence[View], group: BoundGroup, hp: HyperParams
 ) -> "Array":
     """Return `made` with the bits an earlier file of this style had, if they mean the same values.
 

@@ -18,11 +18,11 @@ from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.errors import AprfmtError, CodecError, ConversionError
 from aprfmt.formats import FormatSpec
-from aprfmt.formats.mapped import MemoryTensor, in_mapped_file
+from aprfmt.formats.mapped_file import MemoryTensor, in_mapped_file
 from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
-from aprfmt.quantizing.mixture import leading
+from aprfmt.quantizing.mixture import deciding_name
 from aprfmt.tensors.runs import ByteRun
 from aprfmt.tensors.view import View, decode_tensor
 
@@ -154,7 +154,7 @@ class Repacking:
         return self.tensors.get(tensor.info.name, tensor) if tensor.parts else tensor
 
 
-def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) -> Repacking:
+def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: bool) -> Repacking:
     """Find what is repacked: what the target cannot hold otherwise, and what is asked for.
 
     `copied` says that packed weights go to the target as the tensors they are stored in.
@@ -242,12 +242,12 @@ def _chosen(model: Model, options: Options) -> Mapping[str, str]:
     roles, found = model.roles_of, {}
     for view in model.values():
         if view.parts and view.stored[0].packed is None:
-            name = leading((*roles.get(view.name, ()), view.name))
+            name = deciding_name((*roles.get(view.name, ()), view.name))
             found[view.name] = options.choose(name, view.shape, view.encoding)
     return {name: wished for name, wished in found.items() if wished is not None}
 
 
-def numbers_beside(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:
+def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:
     """Yield the outputs, each followed by the tensors that hold its numbers: NAME.scale.
 
     `drops` say which are left out. Raises ConversionError where a tensor is made of several whose
@@ -330,7 +330,7 @@ def check_exact(
     )
 
 
-def judged_of(output: Output) -> "tuple[str, GroupCounts | None]":
+def repack_exactness(output: Output) -> "tuple[str, GroupCounts | None]":
     """Return the encoding that an output had before it was repacked, and how exact that was.
 
     ("", None) for an output that was not repacked.

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Note
-from aprfmt.base.shown import short_repr
 from aprfmt.model.ledger import Compared, Pronounced, Words, pronounce
 
 if TYPE_CHECKING:
-    from aprfmt.conversion.accounted import Account
+    from aprfmt.conversion.accounting import Account
 
 Fidelity = Literal["bytes", "values", "lossy"]
 OUTCOMES: tuple[Fidelity, ...] = ("bytes", "values", "lossy")

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from aprfmt.base.background_iterator import iterate_ahead
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
-from aprfmt.base.encodings import encoding
-from aprfmt.base.overlap import overlapped
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.base.shapes import matrix
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.codecs import codec, decode
 from aprfmt.codecs.parallel import cpu_count
-from aprfmt.conversion.choosing import importance_of
-from aprfmt.conversion.counts import Counts
+from aprfmt.conversion.change_counts import ChangeCounts
+from aprfmt.conversion.encoding_choice import column_importances
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
-from aprfmt.conversion.repacking import judged_of
+from aprfmt.conversion.repacking import repack_exactness
 from aprfmt.conversion.report import Fidelity, TensorOutcome
 from aprfmt.errors import CodecError, ConversionError
-from aprfmt.quantizing.rows import encode_rows
-from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, first_difference, windows
+from aprfmt.quantizing.row_encoding import encode_rows
+from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, byte_windows, first_difference
 from aprfmt.tensors.view import decode_rows
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ CHUNK = 1 << 22  # elements decoded and encoded at a time
 
 
 @dataclass
-class Written:
+class WrittenTensor:
     """The checksum of one written output, where it is needed, and counts of changed values."""
 
     crc: int = 0
-    counts: Counts = field(default_factory=Counts)
+    counts: ChangeCounts = field(default_factory=ChangeCounts)
     lost_codes: int | None = None
 
 
@@ -56,7 +56,7 @@ class RowPiece(NamedTuple):
     band: "PackedWeight | None" = None
 
 
-def chunks(output: Output, options: Options, written: Written) -> Iterator[memoryview]:
+def output_chunks(output: Output, options: Options, written: WrittenTensor) -> Iterator[memoryview]:
     """Yield the stored bytes of one output; fills in `written` meanwhile.
 
     Copied bytes are compared with the source's themselves: only a run that may be continued needs
@@ -67,7 +67,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
         source = iter([memoryview(output.part.data())])
         written.counts = output.part.packed.counts
     elif output.made and output.runs is not None:
-        yield from overlapped(_made(output.runs, options, written))
+        yield from iterate_ahead(_made(output.runs, options, written))
         return
     elif output.copies and output.runs is not None:
         source = _copied(output.runs)
@@ -75,8 +75,8 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
             yield from source
             return
     else:
-        source = overlapped(_encoded(output, options, written.counts))
-        written.lost_codes = lost_codes_of(output)
+        source = iterate_ahead(_encoded(output, options, written.counts))
+        written.lost_codes = count_lost_codes(output)
     for chunk in source:
         written.crc = crc32(chunk, written.crc)
         yield chunk
@@ -85,7 +85,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
 def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
     """Yield stored bytes in windows and release mapped pages; small runs are joined."""
     if isinstance(runs, Columns):  # rows in another order
-        for window in windows(runs, BAND):
+        for window in byte_windows(runs, BAND):
             yield memoryview(window)
         return
     for run in _joined(runs):
@@ -101,7 +101,7 @@ def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
         tensor.drop()
 
 
-def copied(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
+def copied_bytes(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
     """Yield bytes [start, stop) of what is copied, on any thread; mapped pages stay."""
     if data.reordered:
         yield memoryview(data.window(start, stop))
@@ -130,7 +130,9 @@ def _joined(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
         yield memoryview(b"".join(batch))
 
 
-def _made(runs: Sequence[ByteRun], options: Options, written: Written) -> Iterator[memoryview]:
+def _made(
+    runs: Sequence[ByteRun], options: Options, written: WrittenTensor
+) -> Iterator[memoryview]:
     """Yield bytes of runs that make them, in bands that stay in the cache.
 
     Their checksum is counted for who reads them back, or continues.
@@ -150,17 +152,17 @@ def _made(runs: Sequence[ByteRun], options: Options, written: Written) -> Iterat
 
 def first_chunk(output: Output, options: Options, elements: int) -> int:
     """Encode about so many elements as a conversion does; return how many they were."""
-    made = next(_encoded(output, replace(options, allow_overflow=True), Counts(), elements))
-    row = encoding(output.info.encoding)
+    made = next(_encoded(output, replace(options, allow_overflow=True), ChangeCounts(), elements))
+    row = find_encoding(output.info.encoding)
     return made.nbytes * row.block_size // row.type_size
 
 
 def _encoded(
-    output: Output, options: Options, counts: Counts, chunk: int = CHUNK
+    output: Output, options: Options, counts: ChangeCounts, chunk: int = CHUNK
 ) -> Iterator[memoryview]:
     """Decode, encode and count; in chunks of whole rows if the source's rows are separable."""
-    importance = importance_of(output, options)
-    for piece in pieces(output, chunk):
+    importance = column_importances(output, options)
+    for piece in decoded_pieces(output, chunk):
         data, found = encode_piece(output, options, importance, piece)
         counts.join(found)
         check_overflow(output, options, counts)
@@ -171,10 +173,10 @@ def _encoded(
 
 def encode_piece(
     output: Output, options: Options, importance: "Array | None", piece: RowPiece
-) -> "tuple[bytes | memoryview, Counts]":
+) -> "tuple[bytes | memoryview, ChangeCounts]":
     """Return some rows encoded, and what that changed of them."""
     target = output.info.encoding
-    band = recoding(output, piece)
+    band = recodable_rows(output, piece)
     if band is not None:
         made, counts = _recoded(band, target, options)
         return (made if output.moved is None else _moved(output, band, made)), counts
@@ -188,8 +190,8 @@ def encode_piece(
         expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
         threads=options.threads or 0,
     )
-    threads, counts = options.threads or cpu_count(), Counts()
-    if counts.add_encoded(values, target, data, encoding(target).block_size, threads):
+    threads, counts = options.threads or cpu_count(), ChangeCounts()
+    if counts.add_encoded(values, target, data, find_encoding(target).block_size, threads):
         return data, counts
     after = decode(target, data, values.shape, threads=threads)
     before = values if values.dtype == after.dtype else values.astype(after.dtype)
@@ -200,7 +202,7 @@ def encode_piece(
     return data, counts
 
 
-def recoding(output: Output, piece: RowPiece) -> "PackedWeight | None":
+def recodable_rows(output: Output, piece: RowPiece) -> "PackedWeight | None":
     """Return the packed rows that kernels encode, nothing decoded kept; None where they do not."""
     band = piece.band
     return band if band is not None and band.recodes(output.info.encoding) else None
@@ -208,24 +210,24 @@ def recoding(output: Output, piece: RowPiece) -> "PackedWeight | None":
 
 def _recoded(
     band: "PackedWeight", target: str, options: Options
-) -> "tuple[bytes | memoryview, Counts]":
+) -> "tuple[bytes | memoryview, ChangeCounts]":
     """Return packed rows encoded by kernels, and what that changed of them."""
-    threads, counts = options.threads or cpu_count(), Counts()
-    made = np.empty(math.prod(band.shape) * encoding(target).type_size, np.uint8).data
+    threads, counts = options.threads or cpu_count(), ChangeCounts()
+    made = np.empty(math.prod(band.shape) * find_encoding(target).type_size, np.uint8).data
     for found in band.recode_into(target, made, threads):
-        counts.join(Counts(*found))
+        counts.join(ChangeCounts(*found))
     return made, counts
 
 
 def _moved(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> memoryview:
     """Return elements that were encoded each by itself at the places that the output has them."""
     assert output.moved is not None
-    kind = f"u{encoding(output.info.encoding).type_size}"
+    kind = f"u{find_encoding(output.info.encoding).type_size}"
     held = output.moved(np.frombuffer(made, kind).reshape(band.shape))
     return np.ascontiguousarray(held).reshape(-1).view(np.uint8).data
 
 
-def check_overflow(output: Output, options: Options, counts: Counts) -> None:
+def check_overflow(output: Output, options: Options, counts: ChangeCounts) -> None:
     """Raise ConversionError where finite values became infinite and nobody allowed it."""
     if counts.overflowed and not options.allow_overflow:
         raise ConversionError(
@@ -235,7 +237,7 @@ def check_overflow(output: Output, options: Options, counts: Counts) -> None:
         )
 
 
-def lost_codes_of(output: Output) -> int | None:
+def count_lost_codes(output: Output) -> int | None:
     """Count the FP8 codes that do not come back from a narrower float; None for other outputs."""
     stored = output.info.encoding
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
@@ -266,17 +268,17 @@ def _as_input(values: "Array", output: Output) -> "Array":
     return values if values.dtype.name == wanted else values.astype(wanted)
 
 
-def pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
+def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
     """Yield the target tensor's values in pieces.
 
     Pieces are [rows, last axis], of about `chunk` elements; one for a tensor that cannot be cut.
     """
     name, shape = output.source_encoding, output.info.shape
-    rows, columns = matrix(shape)
-    flat = encoding(output.info.encoding).flat  # blocks cross row ends: one piece
+    rows, columns = matrix_shape(shape)
+    flat = find_encoding(output.info.encoding).flat  # blocks cross row ends: one piece
     if output.decodes is not None and output.moved is not None:
         bands = _bands(output.decodes(), output, math.prod(shape))
-        alone = encoding(output.info.encoding).block_size == 1 and len(bands) == 1
+        alone = find_encoding(output.info.encoding).block_size == 1 and len(bands) == 1
         yield RowPiece(0, lambda: output.make().reshape(shape), bands[0] if alone else None)
         return
     if output.decodes is not None and not flat:
@@ -285,7 +287,7 @@ def pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
             yield RowPiece(at, band.decode, band)
             at += math.prod(band.shape[:-1])
         return
-    cut = encoding(name).row_bytes(shape) is not None and columns and len(shape) > 1
+    cut = find_encoding(name).row_bytes(shape) is not None and columns and len(shape) > 1
     if output.runs is None or not cut or flat:
         yield RowPiece(0, lambda: output.make().reshape(shape))
         return
@@ -303,13 +305,13 @@ def _bands(packed: "PackedWeight", output: Output, chunk: int) -> "list[PackedWe
         raise ConversionError(f"{output.sources[0].info.name}: {error}") from error
 
 
-def outcome(output: Output, written: Written) -> TensorOutcome:
+def tensor_outcome(output: Output, written: WrittenTensor) -> TensorOutcome:
     """Return how one output tensor was written."""
     counts = written.counts
     lossy = counts.changed or counts.overflowed or counts.underflowed
     how: Fidelity = "bytes" if output.copies else "lossy" if lossy else "values"
     packed = output.part.packed if output.part is not None else None
-    before, judged = judged_of(output) if output.copies else ("", None)
+    before, judged = repack_exactness(output) if output.copies else ("", None)
     if packed is not None:
         judged = packed.judged
     if judged is not None:
@@ -329,9 +331,9 @@ def equal_bytes(runs: Sequence[ByteRun], stored: LazyTensor) -> int | None:
     return first_difference(runs, all_runs(stored), BACK)
 
 
-def checksum(stored: LazyTensor) -> int:
+def tensor_checksum(stored: LazyTensor) -> int:
     """Return the CRC-32 of a stored tensor's bytes; releases mapped pages."""
     crc = 0
-    for window in windows(all_runs(stored), BACK):
+    for window in byte_windows(all_runs(stored), BACK):
         crc = crc32(window, crc)
     return crc

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aprfmt.base.protocols import Source
-    from aprfmt.remote.passing import PassingHash
+    from aprfmt.remote.stream_hash import StreamHash
 
 PLACEHOLDER = hashlib.sha256(b"aprfmt: the digest of the source is written here").hexdigest()
 
@@ -85,12 +85,12 @@ def _digests(files: "Sequence[Path]", stop: list[bool]) -> "dict[Path, str]":
     return {path: file_sha256(path, stop) for path in files}
 
 
-def _passing(source: "Source") -> "dict[Path, PassingHash]":
+def _passing(source: "Source") -> "dict[Path, StreamHash]":
     """Return the digests of files that are fetched, of their bytes as they come to be converted."""
     fetched = [path for path in source.files if isinstance(path, RemotePath)]
     if not fetched:
         return {}
-    from aprfmt.remote.file import RemoteFile
-    from aprfmt.remote.passing import PassingHash
+    from aprfmt.remote.remote_file import RemoteFile
+    from aprfmt.remote.stream_hash import StreamHash
 
-    return {path: PassingHash(RemoteFile(path)) for path in fetched}
+    return {path: StreamHash(RemoteFile(path)) for path in fetched}

@@ -21,7 +21,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import MOE_FACTOR, ROUNDOFF, one_operation
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
 SPAN = 8  # operations before a point from which rounding is measured, not looked up
@@ -215,7 +215,7 @@ def _directed(
         mine, theirs = (np.float64(x) for x in view.recorded.both(view.mine, view.axis))
         others = [made.views[view.key].mine for made in moved if view.key in made.views]
         columns = [(view.recorded.both(x, view.axis)[0] - mine).reshape(-1) for x in others]
-        columns = [column / norm(column) for column in columns if column.any()]
+        columns = [column / exact_norm(column) for column in columns if column.any()]
         if not columns or view.key not in twin.views:
             continue
         rounded = view.recorded.both(twin.views[view.key].mine, view.axis)[0]
@@ -226,14 +226,14 @@ def _directed(
 
 def _left(columns: list[Array], difference: Array) -> float:
     """Return the share of a difference that no sum of the columns makes; 1 where it is endless."""
-    whole = norm(difference)
+    whole = exact_norm(difference)
     if not 0 < whole < np.inf:
         return 1.0
     basis = np.stack(columns, 1)
     if not np.isfinite(basis).all():
         return 1.0
     fit, *_ = np.linalg.lstsq(basis, difference, rcond=1e-6)
-    return norm(difference - basis @ fit) / whole
+    return exact_norm(difference - basis @ fit) / whole
 
 
 def _nudged(patched: PatchedModel) -> Iterator[PatchedModel]:
@@ -287,7 +287,7 @@ def _ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
     for a, b, c in zip(
         *(np.moveaxis(x, view.axis, 0) for x in (mine, theirs, rounded)), strict=True
     ):
-        yield float(norm(b - a) / max(norm(c - a), 1e-30))
+        yield float(exact_norm(b - a) / max(exact_norm(c - a), 1e-30))
 
 
 def _bounds(

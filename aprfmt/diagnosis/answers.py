@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.spec import HyperParams
-from aprfmt.arch.values import same_value
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.value_checks import same_value
 from aprfmt.diagnosis.parts import Touched
 from aprfmt.inference.rows import RowSource, StoredRows
 from aprfmt.inference.weights import Holder, Weights

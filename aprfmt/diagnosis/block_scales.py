@@ -13,7 +13,7 @@ from aprfmt.codecs.credible import check_beside, check_inputs
 from aprfmt.diagnosis.packing_repairs import not_numbers, wrong_part
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
-from aprfmt.tensors.companions import as_part
+from aprfmt.tensors.companions import stored_part
 from aprfmt.tensors.view import decode_tensor
 
 Wrong = tuple[str, str, bool]  # the cause, what is wrong, whether it was seen
@@ -47,13 +47,15 @@ def _beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> Iterator[Wro
     for suffix, part in own.items():
         if part is None:
             yield "scales_missing", f"{suffix} is not in the file", _restored(right, own, suffix)
-        elif suffix and (wrong := wrong_part(suffix, as_part(part), as_part(right.parts[suffix]))):
+        elif suffix and (
+            wrong := wrong_part(suffix, stored_part(part), stored_part(right.parts[suffix]))
+        ):
             yield *wrong, _restored(right, own, suffix)
 
 
 def _alone(broken: LazyTensor) -> Iterator[Wrong]:
     """Yield what is wrong with a weight by itself, beside a reference that is not packed."""
-    wrong = [not_numbers(suffix, as_part(part)) for suffix, part in broken.parts.items()]
+    wrong = [not_numbers(suffix, stored_part(part)) for suffix, part in broken.parts.items()]
     invalid = next(filter(None, wrong), "")
     try:
         decode_tensor(broken)

@@ -20,7 +20,7 @@ from aprfmt.measure.tolerances import BASE, DISCRETE
 from aprfmt.measure.trace_rows import differ, spans
 from aprfmt.measure.trace_view import TraceLike
 from aprfmt.measure.traces import Between, PointDiff, compare_point, dtypes_of
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
 OTHER_ROWS = "no row of it is of the same position"
@@ -222,7 +222,7 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     rows = x.reshape(len(x), -1)
     away = y.reshape(rows.shape) - rows
     if point in ("q", "k", "v", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "router"):
-        if len(rows) > 1 and norm(away - away.mean(0)) < 1e-3 * norm(away):
+        if len(rows) > 1 and exact_norm(away - away.mean(0)) < 1e-3 * exact_norm(away):
             return "missing_bias", "the difference is the same vector in every row"
     if point in ("probs",):
         upper = np.triu(np.ones(y.shape[-2:]), 1) > 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aprfmt.base.registry import offered
+from aprfmt.base.registry import offered_items
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.accumulated_rounding import stated, supposed
 from aprfmt.diagnosis.answers import (
@@ -268,7 +268,7 @@ def _answers(case: Mismatch, known: set[str]) -> Iterator[Solution]:
 
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
-    for row in (*TABLE, *offered("hypotheses")):
+    for row in (*TABLE, *offered_items("hypotheses")):
         best: Solution | None = None
         for change in row.propose(case):
             answer = _verified(case, change, known, order, here)

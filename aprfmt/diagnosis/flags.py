@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aprfmt.arch.values import same_value
+from aprfmt.arch.value_checks import same_value
 from aprfmt.base.protocols import Value
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
 from aprfmt.diagnosis.found import Evidence
@@ -26,7 +26,7 @@ from aprfmt.inference.rows import RowSource, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 _DENIED = "transformers and vLLM drop the stored tensors, llama.cpp and aprfmt use them"
 _MISSING = "transformers fills them with zeros, which change nothing; llama.cpp and aprfmt add none"
@@ -109,8 +109,8 @@ def _distances(a: Model, b: Model, row: Contradiction) -> tuple[float, float, fl
     believed = logits(PatchedModel.of(b, ids, "float32"))
     drop = () if row.said else row.keys
     read = logits(_read(b, {row.name: row.said}, drop, ids))
-    scale = norm(reference) or 1.0
-    before, after = (norm(x - reference) / scale for x in (read, believed))
+    scale = exact_norm(reference) or 1.0
+    before, after = (exact_norm(x - reference) / scale for x in (read, believed))
     return before, after, bound
 
 

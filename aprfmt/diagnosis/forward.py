@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.answers import Divergence, Examined
 from aprfmt.diagnosis.found import Evidence

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.notebook import Card, Table, Tone
-from aprfmt.base.shown import short_repr
+from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.coverage import CoverageText
 from aprfmt.measure.findings import Confidence, Finding

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aprfmt.arch.values import same_value
+from aprfmt.arch.value_checks import same_value
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.packing_keys import mending_key
 from aprfmt.diagnosis.sides import Side

@@ -8,7 +8,7 @@ from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.nextstep import mapping
 from aprfmt.measure.tolerances import of_statistics
 from aprfmt.measure.trace_view import TraceLike
-from aprfmt.tensors.stats import compute
+from aprfmt.tensors.stats import compute_stats
 
 COLUMNS = ("mean", "std", "min", "max", "l2")
 
@@ -43,7 +43,7 @@ def observations(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
 def _stats(trace: TraceLike, key: str) -> Any:
     values = trace.values(key)
     if values is not None:
-        return compute(values)
+        return compute_stats(values)
     record = trace.find(key)
     return None if record is None else record.stats
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.arch.bind import bind
+from aprfmt.arch.binding import bind_names
 from aprfmt.base.protocols import Value
 from aprfmt.codecs.dialect import Dialect, StoredPart
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
@@ -25,7 +25,7 @@ from aprfmt.measure.bounds import fit
 from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
-from aprfmt.tensors.companions import as_part, section_of
+from aprfmt.tensors.companions import quantization_section, stored_part
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -87,7 +87,7 @@ def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> F
 
 def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredWeight]:
     """Yield the packed weights of `bad` that do not decode, or those of these names."""
-    section = section_of(packing_config(bad) or {})
+    section = quantization_section(packing_config(bad) or {})
     seen = set()
     for name, view in good.items():
         tensor = view.stored[0]
@@ -103,7 +103,7 @@ def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredW
             continue
         missing = tuple(s for s in stored if s not in parts)
         said = _said(section, name, right.dialect)
-        both = section_of(packing_config(good) or {}) or {}, section or {}
+        both = quantization_section(packing_config(good) or {}) or {}, section or {}
         yield StoredWeight(name, right.dialect, parts, missing, said, right, both)
     if not seen and section is not None:
         yield from _by_claim(bad, section, names)
@@ -141,7 +141,7 @@ def _joined(model: Model, name: str) -> bool:
 
 
 def _part(model: Model, name: str) -> StoredPart:
-    return as_part(model.source.tensors[name])
+    return stored_part(model.source.tensors[name])
 
 
 def _said(
@@ -240,7 +240,7 @@ def _reference(good: Model, weight: StoredWeight) -> "Array | None":
     view = good.get(weight.name)
     if view is None:
         try:
-            bound = bind(good.spec, "hf", (weight.name,))
+            bound = bind_names(good.spec, "hf", (weight.name,))
         except ArchError:
             return None
         roles = [g.roles[0] for g in bound.groups if len(g.roles) == 1 and not g.binding.steps]

@@ -14,7 +14,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
-from aprfmt.tensors.companions import key_of_section, section_of
+from aprfmt.tensors.companions import key_of_section, quantization_section
 
 _GONE = 0.8  # of the distance at most is left with the key that mends
 _TRIED = 12  # weights that are read again
@@ -31,7 +31,7 @@ def mending_key(good: Model, bad: Model, finding: Finding, target: str) -> str:
 
     "" where there is none: every weight that was tried must come nearer to A's.
     """
-    section = None if bad.config is None else section_of(bad.config)
+    section = None if bad.config is None else quantization_section(bad.config)
     keys = [key for key in finding.keys if key in good.roles and key in bad.roles]
     packed = [key for key in keys if any(one.packed for one in bad.roles[key].stored)]
     if section is None or not keys or packed != keys:

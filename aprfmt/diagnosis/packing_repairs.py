@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aprfmt.base.protocols import Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.codecs.dialect import SMALL, Dialect, Parts, StoredPart, array
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aprfmt.arch.values import same_value
+from aprfmt.arch.value_checks import same_value
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.numpy_backend import ACTIVATIONS

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.measure.distances import rel_l2
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
 
@@ -30,8 +30,8 @@ def relation(mine: Array, theirs: Array, bound: float) -> str:
             return name
     flat, away = x.reshape(len(x), -1), (y - x).reshape(len(x), -1)
     mean = away.mean(0)
-    left = norm(away - mean)
-    if len(away) > 1 and left <= min(bound * norm(flat), 0.1 * norm(away)):
+    left = exact_norm(away - mean)
+    if len(away) > 1 and left <= min(bound * exact_norm(flat), 0.1 * exact_norm(away)):
         return "its value with the same vector added to every row, as a bias is"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
     if factor and rel_l2(x * factor, y) <= bound:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.foreign_values import foreign
 from aprfmt.causes.tensor.summary import measured

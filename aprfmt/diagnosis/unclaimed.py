@@ -8,7 +8,7 @@ from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
-from aprfmt.tensors.companions import SECTIONS, section_of
+from aprfmt.tensors.companions import SECTIONS, quantization_section
 
 # Relative L2 below which a weight that is read by the other side's claim is that weight: codes that
 # are read as something else are as far away as unrelated values, which is sqrt(2).
@@ -23,7 +23,7 @@ def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evid
     weights, or does not decode by that claim.
     """
     config = None if bad.folder is None else bad.folder.config
-    section, own = (section_of(packing_config(side) or {}) for side in (good, bad))
+    section, own = (quantization_section(packing_config(side) or {}) for side in (good, bad))
     lacks = "config.json says nothing of packing"
     if own is not None:
         lacks = "" if bad.unread is None else bad.unread.claim

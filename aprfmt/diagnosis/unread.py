@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from aprfmt.arch.values import same_value
+from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
 from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import Evidence

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.outcome import Outcome
-from aprfmt.checks.asking import ask
-from aprfmt.checks.context import Checked
+from aprfmt.checks.check_runner import run_check
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import NotRun
 from aprfmt.checks.table import file_checks
 from aprfmt.errors import AprfmtError, ArchError, UsageError
@@ -29,7 +29,7 @@ SHOWN = 5  # findings kept of one answer; `validate` has them all
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class QuestionAnswer:
     """The answer to one question: an outcome, one line, findings of checks, and its facts."""
 
     outcome: Outcome
@@ -44,10 +44,10 @@ class Question:
 
     name: str
     proves: str
-    ask: Callable[[Checked], Said]
+    ask: Callable[[CheckContext], QuestionAnswer]
 
 
-def digests(context: Checked) -> Said:
+def tensor_digests(context: CheckContext) -> QuestionAnswer:
     """Return the SHA-256 of every tensor: of its stored bytes, and of its decoded values."""
     model = context.model
     rows = [
@@ -61,14 +61,14 @@ def digests(context: Checked) -> Said:
     lost = sum(row[4] is None for row in rows)
     outcome: Outcome = "NOT_RUN" if lost == len(rows) else "PASS"
     note = f", {lost} cannot be read" if lost else ""
-    return Said(outcome, f"{len(rows)} tensors{note}", details={"tensors": rows})
+    return QuestionAnswer(outcome, f"{len(rows)} tensors{note}", details={"tensors": rows})
 
 
 def _sizes(model: Model, names: Sequence[str]) -> int:
     return sum(all_bytes(model[name]) for name in names if name in model)
 
 
-def template(context: Checked) -> Said:
+def template_hash(context: CheckContext) -> QuestionAnswer:
     """Return the hash of the chat template, and that of the pieces in the order of their ids."""
     carried = context.carried
     text = carried.chat_template()
@@ -78,13 +78,13 @@ def template(context: Checked) -> Said:
         pieces.update(f"{piece}\0".encode(errors="surrogatepass"))
     found = None if text is None else hashlib.sha256(text.encode(errors="replace")).hexdigest()
     said = "no chat template" if text is None else f"{len(text)} characters"
-    return Said("PASS", said, details={
+    return QuestionAnswer("PASS", said, details={
         "template": found, "characters": 0 if text is None else len(text),
         "vocabulary": pieces.hexdigest(), "pieces": len(words.tokens),
     })  # fmt: skip
 
 
-def encodings(context: Checked) -> Said:
+def bytes_by_encoding(context: CheckContext) -> QuestionAnswer:
     """Return bytes and parameters by encoding."""
     bytes_of: Counter[str] = Counter()
     count_of: Counter[str] = Counter()
@@ -93,13 +93,13 @@ def encodings(context: Checked) -> Said:
         bytes_of[view.encoding] += all_bytes(view)
         count_of[view.encoding] += math.prod(view.shape)
     most = ", ".join(name for name, _ in bytes_of.most_common(3))
-    return Said("PASS", most or "no tensors", details={
+    return QuestionAnswer("PASS", most or "no tensors", details={
         "bytes": dict(bytes_of), "parameters": dict(count_of),
-        "quantized": any(not encoding(name).numpy for name in bytes_of),
+        "quantized": any(not find_encoding(name).numpy for name in bytes_of),
     })  # fmt: skip
 
 
-def support(context: Checked) -> Said:
+def architecture_support(context: CheckContext) -> QuestionAnswer:
     """Return the architecture, how far it is known here, and a hash of its roles and shapes."""
     named = ""
     with suppress(AprfmtError):
@@ -108,30 +108,36 @@ def support(context: Checked) -> Said:
     try:
         spec = context.spec
     except NotRun as why:
-        return Said("NOT_RUN", str(why), details={"architecture": named, "level": "unknown"})
+        return QuestionAnswer(
+            "NOT_RUN", str(why), details={"architecture": named, "level": "unknown"}
+        )
     shape: list[tuple[str, tuple[int, ...]]] = []
     with suppress(AprfmtError, ArchError):
         shape = sorted((key, tuple(view.shape)) for key, view in context.model.roles.items())
     mark = hashlib.sha256(repr(shape).encode()).hexdigest() if shape else None
-    return Said(
+    return QuestionAnswer(
         "PASS", spec.name, details={"architecture": spec.name, "level": "full", "shapes": mark}
     )
 
 
 REPORTS: tuple[Question, ...] = (
-    Question("digests", "which tensors are equal to others'", digests),
-    Question("template", "which chat template and which vocabulary a model has", template),
-    Question("encodings", "how many bytes and parameters stand in which encoding", encodings),
-    Question("support", "which architecture a model is of, and how far it is known", support),
+    Question("digests", "which tensors are equal to others'", tensor_digests),
+    Question("template", "which chat template and which vocabulary a model has", template_hash),
+    Question(
+        "encodings", "how many bytes and parameters stand in which encoding", bytes_by_encoding
+    ),
+    Question(
+        "support", "which architecture a model is of, and how far it is known", architecture_support
+    ),
 )
 
 
 def _of_check(row: Any) -> Question:
-    def asked(context: Checked) -> Said:
-        answer = ask(row, context)
+    def asked(context: CheckContext) -> QuestionAnswer:
+        answer = run_check(row, context)
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
         found = answer.why or next(filter(None, lines), "")
-        return Said(
+        return QuestionAnswer(
             answer.outcome, found,
             [asdict(one) for one in itertools.islice(answer.findings, SHOWN)],
             {"items": len(answer.findings)} if row.name in UNREAD else None,
@@ -140,7 +146,7 @@ def _of_check(row: Any) -> Question:
     return Question(row.name, row.proves, asked)
 
 
-def questions(names: Sequence[str] = ()) -> dict[str, Question]:
+def select_questions(names: Sequence[str] = ()) -> dict[str, Question]:
     """Return the questions of these names in the table's order, all of them without names.
 
     Raises UsageError for a name that there is not.

@@ -15,14 +15,14 @@ from typing import IO, Any
 from aprfmt.base.installation import install_command
 from aprfmt.base.version import __version__
 from aprfmt.errors import FormatError, OutputError
-from aprfmt.fleet.answers import AnswerLine, answer_of
-from aprfmt.fleet.subjects import FleetModel
-from aprfmt.fleet.units import ERROR, OPEN, SCHEMA, Row
+from aprfmt.fleet.answer_lines import AnswerLine, answer_of
+from aprfmt.fleet.model_search import FleetModel
+from aprfmt.fleet.tasks import ERROR, OPEN, SCHEMA, Row
 
 PARQUET = ".parquet"
 
 
-def key_of(row: Row) -> int:
+def row_key(row: Row) -> int:
     """Return what a row answers, as 64 bits of a hash: there may be millions of them."""
     return _key(row["identity"], row["check"], row.get("base_identity", ""))
 
@@ -61,7 +61,7 @@ class Results:
         end = 0
         if not self.lines.is_file():
             return end
-        for number, (row, at) in enumerate(lines_of(self.lines), 1):
+        for number, (row, at) in enumerate(read_lines(self.lines), 1):
             if row.get("schema") != SCHEMA:
                 raise FormatError(
                     f"{self.lines}: line {number}: no row of a scan; expected schema {SCHEMA}; "
@@ -70,9 +70,9 @@ class Results:
             end = at
             self._seen(row)
             if row["version"] != __version__ or row["outcome"] == ERROR:
-                self.done.discard(key_of(row))
+                self.done.discard(row_key(row))
                 continue
-            self.done.add(key_of(row))
+            self.done.add(row_key(row))
             if row["check"] == OPEN:
                 self.places[row["identity"]] = tuple(row["places"])
         return end
@@ -103,7 +103,7 @@ class Results:
         os.fsync(self._file.fileno())
         self._file.close()
         if self.lines != self.path:
-            _write_parquet(self.path, latest(self.lines))
+            _write_parquet(self.path, latest_rows(self.lines))
             self.lines.unlink()
 
     def __enter__(self) -> "Results":
@@ -113,7 +113,7 @@ class Results:
         self._file.close()
 
 
-def lines_of(path: Path) -> Iterator[tuple[Row, int]]:
+def read_lines(path: Path) -> Iterator[tuple[Row, int]]:
     """Yield every row of a file of JSON lines, and where its line ends.
 
     A last line without its end was cut off and is left out; FormatError for one that is no object.
@@ -136,13 +136,13 @@ def lines_of(path: Path) -> Iterator[tuple[Row, int]]:
             yield row, at
 
 
-def latest(path: Path) -> Iterator[Row]:
+def latest_rows(path: Path) -> Iterator[Row]:
     """Yield the rows that count: of each model and question the last one."""
     last: dict[int, int] = {}
-    for number, (row, _) in enumerate(lines_of(path)):
-        last[key_of(row)] = number
+    for number, (row, _) in enumerate(read_lines(path)):
+        last[row_key(row)] = number
     keep = set(last.values())
-    yield from (row for number, (row, _) in enumerate(lines_of(path)) if number in keep)
+    yield from (row for number, (row, _) in enumerate(read_lines(path)) if number in keep)
 
 
 # --- Parquet ----------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     if path.suffix == PARQUET:
         yield from read_parquet(path)
     else:
-        yield from (row for row, _ in lines_of(path))
+        yield from (row for row, _ in read_lines(path))
 
 
 def read_parquet(path: Path) -> Iterator[Row]:

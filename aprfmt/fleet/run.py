@@ -9,12 +9,12 @@ from typing import Any
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.errors import UsageError
-from aprfmt.fleet.answers import AnswerLine, answer_of, facts_of
-from aprfmt.fleet.questions import questions
+from aprfmt.fleet.answer_lines import AnswerLine, answer_of, facts_of
+from aprfmt.fleet.model_search import FleetModel, Unlisted, find_models
+from aprfmt.fleet.questions import select_questions
 from aprfmt.fleet.results import Results, check_parquet, read_rows
-from aprfmt.fleet.subjects import FleetModel, Unlisted, find
 from aprfmt.fleet.summary import Summary
-from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Task, row_of
+from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
 from aprfmt.remote.traffic import TRAFFIC
@@ -172,9 +172,9 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
     """
     if request.ray is not None and request.budget.requests is not None:
         raise UsageError("--max-requests counts this machine's requests; leave it out with --ray")
-    names = (OPEN, *questions(request.checks))
+    names = (OPEN, *select_questions(request.checks))
     check_parquet(request.out)
-    met = list(find(request.roots))
+    met = list(find_models(request.roots))
     subjects = [each for each in met if isinstance(each, FleetModel)]
     subjects += [_unlisted(each) for each in met if isinstance(each, Unlisted)]
     with (
@@ -251,7 +251,7 @@ def _ask(request: ScanRequest, tasks: Iterator[Task], gathered: _Gathered, meter
 
 def _answers(request: ScanRequest, tasks: Iterator[Task], meter: _Meter) -> Iterator[AnswerLine]:
     if request.ray is not None:
-        from aprfmt.fleet.on_ray import ray_answers
+        from aprfmt.fleet.ray_tasks import ray_answers
 
         yield from ray_answers(tasks, request.ray, request.limits)
         return

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aprfmt.fleet.answers import RowFacts
+from aprfmt.fleet.answer_lines import RowFacts
+from aprfmt.fleet.model_search import FleetModel
 from aprfmt.fleet.questions import UNREAD
-from aprfmt.fleet.subjects import FleetModel
-from aprfmt.fleet.units import DERIVES, ERROR
+from aprfmt.fleet.tasks import DERIVES, ERROR
 
 SHARED = 0.5  # of the tensors of a family's members that are alike, from here on they are listed
 MANY = 1000  # groups of copies listed; the sums are of all
@@ -34,7 +34,7 @@ CREATE TABLE answers (identity TEXT, name TEXT, base TEXT, outcome TEXT, found T
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class QuantizedPair:
     """A quantized model and one that it may have been made of."""
 
     subject: str
@@ -188,7 +188,7 @@ class Summary:
             )  # fmt: skip
         return {"tensors": tensors, "bytes": saved, "groups": listed}
 
-    def pairs(self, each: int = 4) -> Iterator[Pair]:
+    def pairs(self, each: int = 4) -> Iterator[QuantizedPair]:
         """Yield which quantized models may derive from which others: same roles, same shapes.
 
         Those that share the most decoded tensors come first, `each` at most of one model.
@@ -205,7 +205,7 @@ class Summary:
                 "AND b.quantized = 0 ORDER BY shared DESC, b.model LIMIT ?", identity, shapes, each
             )  # fmt: skip
             for base, _ in list(bases):
-                yield Pair(identity, base)
+                yield QuantizedPair(identity, base)
 
     def families(self) -> list[dict[str, Any]]:
         """Return who derives from whom: proven by encoding again, or by equal decoded tensors."""

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from aprfmt.base.child import start_module
-from aprfmt.fleet.answers import AnswerLine, answer_of
-from aprfmt.fleet.serve import HEAD
-from aprfmt.fleet.units import OPEN, Task, row_of
-from aprfmt.remote.paths import is_remote, place
+from aprfmt.base.child_process import start_module
+from aprfmt.fleet.answer_lines import AnswerLine, answer_of
+from aprfmt.fleet.tasks import OPEN, Task, row_of
+from aprfmt.fleet.worker_process import HEAD
+from aprfmt.remote.paths import is_remote, parse_location
 
 AT_ONCE = 1 << 20  # bytes read of a worker's answers at once
 PAUSE = 0.005  # seconds in which answers gather: reading each by itself costs more than asking
@@ -37,7 +37,7 @@ class Limits:
 
 def _allowed() -> list[str]:
     """Return what a worker has to be told that this process was told."""
-    guard = sys.modules.get("aprfmt.remote.guard")
+    guard = sys.modules.get("aprfmt.remote.address_policy")
     return ["--allow-http"] if guard is not None and guard.POLICY.plain_http else []
 
 
@@ -45,7 +45,7 @@ def _small(task: Task) -> bool:
     """Say whether a task takes so little that another worker need not have it."""
     sides = [task.subject] if task.base is None else [task.subject, task.base]
     return sum(side.bytes for side in sides) <= SMALL and not any(
-        is_remote(place(side.path)) for side in sides
+        is_remote(parse_location(side.path)) for side in sides
     )
 
 
@@ -55,7 +55,7 @@ class _Worker:
     def __init__(self, limits: Limits, heard: "queue.Queue[tuple[_Worker, bytes]]") -> None:
         self._limits = limits
         self._heard = heard
-        self.process = start_module("aprfmt.fleet.serve", str(limits.memory), *_allowed())
+        self.process = start_module("aprfmt.fleet.worker_process", str(limits.memory), *_allowed())
         self.tasks: deque[Task] = deque()
         self.done = 0
         self.until = 0.0

@@ -14,9 +14,9 @@ from aprfmt.base.encodings import Encoding
 from aprfmt.base.protocols import Note, Overlay, Region, Sink, Source, TensorInfo
 from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, UnsupportedError
-from aprfmt.formats.fields import HeaderField
-from aprfmt.formats.foreign import foreign_file
-from aprfmt.remote.paths import place
+from aprfmt.formats.foreign_formats import foreign_file
+from aprfmt.formats.header_field import HeaderField
+from aprfmt.remote.paths import parse_location
 
 if TYPE_CHECKING:
     from aprfmt.formats.damage import Structure
@@ -116,17 +116,17 @@ FORMATS: Registry[FormatSpec] = Registry(
 )
 
 
-def written(*, own: bool = False) -> list[str]:
+def writable_formats(*, own: bool = False) -> list[str]:
     """Return the names of the formats that are written here; `own`: none of other packages."""
     return [name for name in (FORMATS.own if own else FORMATS) if FORMATS[name].writes]
 
 
-def detect(path: Path) -> FormatSpec:
+def detect_format(path: Path) -> FormatSpec:
     """Return the format of a file by its content, never by its name.
 
     Raises UnsupportedError for files recognised as something else, FormatError otherwise.
     """
-    from aprfmt.formats.mapped import open_bytes
+    from aprfmt.formats.mapped_file import open_bytes
 
     with closing(open_bytes(path)) as file:
         head, size = bytes(file.view[:4096]), file.size
@@ -150,11 +150,11 @@ def open_source(path: Path | str, *, partial: bool = False, damaged: bool = Fals
     reading an affected tensor raises; without it the first fault raises. Folders are handled by
     `aprfmt.model`. Raises FormatError if the file is not in one of FORMATS.
     """
-    from aprfmt.formats.patched import refuse_half_changed
+    from aprfmt.formats.in_place_patch import refuse_half_changed
 
-    path = place(path)
+    path = parse_location(path)
     refuse_half_changed(path)
-    spec = detect(path)
+    spec = detect_format(path)
     if not (damaged and spec.collects):
         return spec.open_source(path, partial=partial)
     collecting: Callable[..., Source] = spec.open_source

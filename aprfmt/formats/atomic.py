@@ -21,32 +21,32 @@ from types import TracebackType
 from typing import Self
 
 from aprfmt.errors import OutputError
-from aprfmt.formats.ending import OPEN
-from aprfmt.formats.exchange import exchange
+from aprfmt.formats.atomic_swap import swap_names
+from aprfmt.formats.cleanup import OPEN
+from aprfmt.formats.in_place_patch import complete_patches
 from aprfmt.formats.journal import (
     clean_leftovers,
+    complete_renames,
     is_journal,
-    pending,
+    pending_journals,
     publish_set,
-    recover,
-    reserved,
+    reserved_names,
     status_of,
 )
-from aprfmt.formats.mapped import identity_of
-from aprfmt.formats.output import OutputFile
-from aprfmt.formats.patched import complete
-from aprfmt.formats.temporary import (
+from aprfmt.formats.mapped_file import file_identity
+from aprfmt.formats.output_file import OutputFile
+from aprfmt.formats.temporary_files import (
     as_output_error,
+    delay_signals,
     is_temporary,
     output_error,
     remove,
     sync_folder,
     temporary_name,
-    uninterrupted,
 )
 from aprfmt.remote.paths import RemotePath, is_address
 
-__all__ = ["FileSet", "OutputFile", "pending", "recover"]
+__all__ = ["FileSet", "NullFileSet", "OutputFile", "complete_renames", "pending_journals"]
 
 _SPECIAL = {
     stat.S_IFDIR: "a folder",
@@ -163,7 +163,7 @@ class FileSet:
         if self._closed:
             return
         self.close()
-        with uninterrupted():
+        with delay_signals():
             if self._target is not None and self._files:
                 with as_output_error(self._folder or self._target, "cannot be put in place"):
                     if self._staging is None or not self._swap(self._staging, self._target):
@@ -193,12 +193,12 @@ class FileSet:
 
     def discard(self) -> None:
         """Remove everything that was not published; never raises OSError."""
-        with uninterrupted():
+        with delay_signals():
             self._closed = True
             OPEN.discard(self)
             needed: set[str] | None = set()
             if self._files and self._target is not None:
-                needed = reserved(self._target)
+                needed = reserved_names(self._target)
             for file in self._files:
                 file.abandon()
                 # What lies in the hidden sibling goes with it: there it has a plain name, which a
@@ -315,13 +315,13 @@ class FileSet:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not self._force:
                 raise
-            swapped = exchange(staging, target)
+            swapped = swap_names(staging, target)
             if not swapped:
                 return False
         try:
             sync_folder(target.parent)
         except OSError:
-            if not swapped or not exchange(staging, target):
+            if not swapped or not swap_names(staging, target):
                 os.rename(target, staging)
             raise
         self._staging = None
@@ -376,7 +376,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 def _same_file(facts: os.stat_result, identity: str) -> bool:
     """Return whether a file is the one of an identity; its time may have changed."""
-    return identity_of(facts).split(":")[:3] == identity.split(":")[:3]
+    return file_identity(facts).split(":")[:3] == identity.split(":")[:3]
 
 
 def _must_stay(folder: Path) -> bool:
@@ -393,10 +393,25 @@ def _must_stay(folder: Path) -> bool:
 
 def _put_in_order(folder: Path) -> None:
     """Complete what killed runs left half published in `folder`, then remove their leftovers."""
-    recover(folder)
-    complete(folder)
+    complete_renames(folder)
+    complete_patches(folder)
     clean_leftovers(folder)
 
 
 def _is_hidden(name: str) -> bool:
     return is_temporary(name) or is_journal(name)
+
+
+class _NullFile(OutputFile):
+    """A file that keeps nothing."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Discard the bytes."""
+
+
+class NullFileSet(FileSet):
+    """A set of files that writes nothing: for a sink that is only planned."""
+
+    def create(self, path: Path) -> OutputFile:
+        """Return a file that discards what is written."""
+        return _NullFile(path, path, path)

@@ -7,7 +7,7 @@ or allocated. The cursor works on any buffer, so parsers can be tested and fuzze
 import struct
 from functools import lru_cache
 
-from aprfmt.base.protocols import Fetched, Region
+from aprfmt.base.protocols import Region, RemoteRegion
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.damage import Faults
 
@@ -27,14 +27,14 @@ def _layout(fmt: str) -> struct.Struct:
     return struct.Struct(fmt)
 
 
-def hold(region: Region, stop: int, wish: int = 0) -> memoryview:
+def read_prefix(region: Region, stop: int, wish: int = 0) -> memoryview:
     """Return the beginning of a file, its first `stop` bytes at least, as one piece of memory.
 
     Of a file that is there this is all of it; of another one `wish` bytes, where it has to fetch.
     """
     if isinstance(region, memoryview):
         return region
-    assert isinstance(region, Fetched)
+    assert isinstance(region, RemoteRegion)
     return region.held(stop, wish)
 
 
@@ -52,7 +52,7 @@ class Cursor:
         self._far = None if isinstance(buffer, memoryview) else buffer
         self._sure = 0  # where the header reaches at least, by the counts read so far
         self.size = len(buffer)
-        self.buffer = hold(buffer, min(offset, self.size))
+        self.buffer = read_prefix(buffer, min(offset, self.size))
         self.where = where
         self.faults = Faults(where, False)
         self.end = len(buffer) if end is None else end
@@ -78,7 +78,9 @@ class Cursor:
             )
         if self._far is not None and self.offset + count > len(self.buffer):
             known = max(self.offset + count, self._sure)
-            self.buffer = hold(self._far, self.offset + count, known + max(known // 4, SLACK))
+            self.buffer = read_prefix(
+                self._far, self.offset + count, known + max(known // 4, SLACK)
+            )
 
     def take(self, count: int, what: str) -> memoryview:
         """Return the next `count` bytes as a view and move past them."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from aprfmt.base.protocols import Damage, Note, TensorInfo
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 
 
@@ -43,7 +43,7 @@ class Faults:
     def cut(self, error: FormatError, tensors: Sequence[str]) -> None:
         """Raise `error`, or collect it: the file ends before these tensors do.
 
-        Reading one of them raises which bytes are missing (`mapped.CutTensor`).
+        Reading one of them raises which bytes are missing (`mapped_file.CutTensor`).
         """
         self.add(error)
         self.damage[-1] = replace(self.damage[-1], tensors=tuple(tensors))
@@ -93,23 +93,23 @@ class Structure:
 
 def report_overlap(infos: Sequence[TensorInfo], faults: Faults) -> None:
     """Report the tensors of a file that share bytes."""
-    for blamed, others in overlapping([(i.offset, i.offset + i.nbytes) for i in infos]):
+    for blamed, others in find_overlaps([(i.offset, i.offset + i.nbytes) for i in infos]):
         info, stop = infos[blamed[0]], infos[blamed[0]].offset + infos[blamed[0]].nbytes
-        what = f"{faults.where}: {label(info.name)} ({info.offset}..{stop}) overlaps"
+        what = f"{faults.where}: {tensor_label(info.name)} ({info.offset}..{stop}) overlaps"
         if len(blamed) == 1:
             what += f" {others} other tensors"
         else:
             before = infos[blamed[1]]
-            what += f" {label(before.name)}, which ends at {before.offset + before.nbytes}"
+            what += f" {tensor_label(before.name)}, which ends at {before.offset + before.nbytes}"
         faults.add(FormatError(what), *(infos[i].name for i in blamed))
 
 
-def label(name: str) -> str:
+def tensor_label(name: str) -> str:
     """Return a tensor's name as messages have it."""
     return f"tensor {shorten(name, 100)!r}"
 
 
-def overlapping(extents: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, ...], int]]:
+def find_overlaps(extents: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield (numbers of the extents to blame, how many others they reach into).
 
     An extent that overlaps several others is blamed alone. Of two that overlap only each other,

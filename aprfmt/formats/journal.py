@@ -28,20 +28,20 @@ from typing import Any
 
 from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError, OutputError
-from aprfmt.formats import jsonio
+from aprfmt.formats import bounded_json
 from aprfmt.formats.notices import announce
-from aprfmt.formats.positioned import read_at
-from aprfmt.formats.signature import is_signed, key_path, owned, sign
-from aprfmt.formats.temporary import (
+from aprfmt.formats.positional_io import read_at
+from aprfmt.formats.signature import is_owned_by_user, is_signed, key_path, sign
+from aprfmt.formats.temporary_files import (
     LockedFolder,
     as_output_error,
-    clean,
+    delay_signals,
     is_temporary,
-    locked,
+    lock_folder,
     output_error,
     remove,
+    remove_leftovers,
     temporary_name,
-    uninterrupted,
 )
 from aprfmt.remote.paths import RemotePath
 
@@ -72,7 +72,7 @@ class Journal:
     def dumps(self) -> bytes:
         """Return the journal file's bytes, signed."""
         value = self._unsigned() | {"signature": sign(SCHEMA, self._payload())}
-        return jsonio.dumps(value).encode("utf-8")
+        return bounded_json.dumps(value).encode("utf-8")
 
     def is_signed(self) -> bool:
         """Return whether this user's key signed it."""
@@ -94,7 +94,7 @@ class Journal:
         }
 
     def _payload(self) -> bytes:
-        return jsonio.dumps(self._unsigned()).encode("utf-8")
+        return bounded_json.dumps(self._unsigned()).encode("utf-8")
 
 
 def _identity(facts: os.stat_result, *, stable: bool = True) -> str:
@@ -121,7 +121,7 @@ def is_journal(name: str) -> bool:
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
-def pending(folder: Path) -> list[Path]:
+def pending_journals(folder: Path) -> list[Path]:
     """Return the files of `folder` that an interrupted run left half published, sorted.
 
     Empty for a folder that cannot be listed. Raises FormatError for a damaged journal.
@@ -135,7 +135,7 @@ def pending(folder: Path) -> list[Path]:
     return sorted({folder / final for name in names for _, final in _read(folder, name).moves})
 
 
-def recover(folder: Path) -> None:
+def complete_renames(folder: Path) -> None:
     """Complete renames that a killed run left unfinished in `folder`, if there are any.
 
     What was completed is said, and a journal that is not ours is left alone, which is said too.
@@ -146,7 +146,7 @@ def recover(folder: Path) -> None:
     if not names:
         return
     what = "an interrupted write in this folder cannot be completed"
-    with as_output_error(folder, what), locked(folder) as lock, uninterrupted():
+    with as_output_error(folder, what), lock_folder(folder) as lock, delay_signals():
         for name in _journals(folder):  # again: another run may have been faster
             journal = _read(folder, name)
             why = _doubt(lock, journal)
@@ -160,15 +160,15 @@ def recover(folder: Path) -> None:
 
 def clean_leftovers(folder: Path) -> None:
     """Remove what ended runs left in a folder, but for what a journal still names."""
-    needed = reserved(folder)
+    needed = reserved_names(folder)
     if needed is not None:
-        clean(folder, needed)
+        remove_leftovers(folder, needed)
 
 
 def _doubt(lock: LockedFolder, journal: Journal) -> str:
     """Return why a journal is not to be believed; "" where it is this user's and all fits."""
     facts = status_of(lock.path / journal.name)
-    if facts is None or not owned(facts):
+    if facts is None or not is_owned_by_user(facts):
         return "it is another user's"
     if not journal.is_signed():
         return f"it is not signed by the key of this user ({key_path()})"
@@ -194,7 +194,7 @@ def _left(folder: Path, journal: Journal, why: str) -> Note:
     return Note("warning", str(folder / journal.name), text, "foreign_journal")
 
 
-def reserved(folder: Path) -> set[str] | None:
+def reserved_names(folder: Path) -> set[str] | None:
     """Return the temporary names that journals of `folder` still need; None if not known."""
     names: set[str] = set()
     try:
@@ -221,7 +221,7 @@ def publish_set(
     """
     finals = [final for _, final in moves]
     removes = [name for name in removes if name not in finals]
-    with locked(folder) as lock, uninterrupted():
+    with lock_folder(folder) as lock, delay_signals():
         check()
         if len(moves) == 1 and not removes:
             _replace_one(lock, *moves[0])
@@ -373,7 +373,7 @@ def _read(folder: Path, name: str) -> Journal:
         data = read_at(fd, facts.st_size, 0)
     finally:
         os.close(fd)
-    value = jsonio.loads(data, str(path), max_bytes=_MAX_BYTES, surrogates=True)
+    value = bounded_json.loads(data, str(path), max_bytes=_MAX_BYTES, surrogates=True)
     return parse_journal(value, path)
 
 

@@ -1,7 +1,7 @@
 """What is found and done in a folder before something is written there, said to the user.
 
 The writer of a file has no report of its own: who shows things, as the command line does, calls
-`listen`. Without a listener it is a warning of Python's.
+`set_listener`. Without a listener it is a warning of Python's.
 """
 
 import warnings
@@ -12,7 +12,7 @@ from aprfmt.base.protocols import Note
 _listeners: list[Callable[[Note], None]] = []
 
 
-def listen(show: Callable[[Note], None]) -> None:
+def set_listener(show: Callable[[Note], None]) -> None:
     """Have `show` called with every notice from now on, in place of who listened before."""
     _listeners[:] = [show]
 

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Self
 
 from aprfmt.base.crc import crc32
-from aprfmt.base.protocols import TensorInfo, Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.output import OutputFile, OutputRoom
-from aprfmt.formats.summing import RunningSum, SummedPiece
+from aprfmt.formats.crc_combine import ChecksumPiece, RunningChecksum
+from aprfmt.formats.output_file import OutputFile, OutputRoom
 
 _WIDTH = 4  # bytes of a checksum
 FILES = 192  # files that are open at a time, about; systems allow 256 and more
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class TensorSlot:
     """Where the bytes of one tensor go."""
 
     name: str
@@ -40,11 +40,11 @@ class Checksum:
     settle: Callable[[bytes], bytes] = bytes
 
 
-Segment = bytes | memoryview | Room | Checksum
+Segment = bytes | memoryview | TensorSlot | Checksum
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FileProgram:
     """One file. `head` may be amended until the end; it ends before the first tensor."""
 
     path: Path
@@ -53,14 +53,14 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftRoom:
+class DeferredSlot:
     """The room of a tensor that others fill.
 
     `crc` says that `SequentialSink.filled` needs the checksum of its bytes.
     """
 
     place: OutputRoom
-    summed: SummedPiece | None = None
+    summed: ChecksumPiece | None = None
 
     @property
     def crc(self) -> bool:
@@ -74,8 +74,8 @@ class _Check:
 
     start: int
     segment: Checksum
-    total: RunningSum
-    summed: SummedPiece
+    total: RunningChecksum
+    summed: ChecksumPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +99,24 @@ class SequentialSink:
         self._path = Path(path)
         self._own = files is None
         self._files = FileSet(force=force) if files is None else files
-        self._programs: Sequence[Program] | None = None
-        self._steps: Iterator[Room] = iter(())
-        self._next: Room | None = None
+        self._programs: Sequence[FileProgram] | None = None
+        self._steps: Iterator[TensorSlot] = iter(())
+        self._next: TensorSlot | None = None
         self._out: OutputFile | None = None
         self._first: OutputFile | None = None
         self._last: tuple[OutputFile, int] | None = None  # where the last tensor begins
-        self._sum: RunningSum | None = None
-        self._footers: list[tuple[OutputFile, int, RunningSum]] = []  # of the first file
+        self._sum: RunningChecksum | None = None
+        self._footers: list[tuple[OutputFile, int, RunningChecksum]] = []  # of the first file
         self._left: dict[OutputFile, int] = {}  # rooms of each file that others fill
         self._ended: list[_Ended] = []  # files, and checksums, that wait for these
 
     def _lay_out(
-        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[Program]:
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[FileProgram]:
         """Return the files to write, the one whose metadata `amend` changes first."""
         raise NotImplementedError
 
-    def plan(self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -> None:
+    def plan(self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> None:
         """Fix everything but the tensors' bytes."""
         if self._programs is not None:
             raise ConversionError(f"{self._path}: is planned already; a sink is planned once")
@@ -145,17 +145,17 @@ class SequentialSink:
             )
         self._next = next(self._steps, None)
 
-    def leave(self, name: str) -> LeftRoom:
+    def leave(self, name: str) -> DeferredSlot:
         """Leave the room of the next planned tensor to other threads; `filled` follows."""
         room, out = self._awaited(name), self._out
         assert out is not None
         summed = None if self._sum is None else self._sum.leave(room.nbytes)
-        left = LeftRoom(out.leave(room.nbytes), summed)
+        left = DeferredSlot(out.leave(room.nbytes), summed)
         self._left[out] = self._left.get(out, 0) + 1
         self._next = next(self._steps, None)
         return left
 
-    def filled(self, room: LeftRoom, crc: int) -> None:
+    def filled(self, room: DeferredSlot, crc: int) -> None:
         """Take note that all of a room is written, its bytes of this CRC-32."""
         if room.summed is not None:
             room.summed.crc = crc
@@ -182,7 +182,7 @@ class SequentialSink:
         self._next = next(self._steps, None)
         return True
 
-    def _awaited(self, name: str) -> Room:
+    def _awaited(self, name: str) -> TensorSlot:
         """Return the room of the next tensor; ConversionError if that is not `name`."""
         room = self._next
         if room is None or room.name != name:
@@ -204,12 +204,12 @@ class SequentialSink:
         at = head.index(before)
         self._first.patch(at, after)
         head = head[:at] + after + head[at + len(before) :]
-        self._programs = (Program(programs[0].path, head, programs[0].body), *programs[1:])
+        self._programs = (FileProgram(programs[0].path, head, programs[0].body), *programs[1:])
         for out, place, total in self._footers:
             out.patch(place, total.digest(head))
 
     @property
-    def programs(self) -> Sequence[Program]:
+    def programs(self) -> Sequence[FileProgram]:
         """Every file as it is planned."""
         return self._programs or ()
 
@@ -221,7 +221,7 @@ class SequentialSink:
             digest.update(f"{program.path.name!r} {len(program.head)}\n".encode())
             digest.update(program.head)
             for part in program.body:
-                if isinstance(part, Room):
+                if isinstance(part, TensorSlot):
                     digest.update(f"{part.name!r} {part.nbytes}\n".encode())
                 else:
                     digest.update(b"checksum\n" if isinstance(part, Checksum) else part)
@@ -260,7 +260,7 @@ class SequentialSink:
         if self._own:
             self._files.publish()
 
-    def _run(self, programs: Sequence[Program]) -> Iterator[Room]:
+    def _run(self, programs: Sequence[FileProgram]) -> Iterator[TensorSlot]:
         """Write the literal bytes; yield each Room, for the caller to write its tensor."""
         for number, program in enumerate(programs):
             out = self._out = self._files.create(program.path)
@@ -269,10 +269,10 @@ class SequentialSink:
             sums = any(isinstance(segment, Checksum) for segment in program.body)
             self._sum = None
             out.write(program.head)
-            self._sum = total = RunningSum(program.head) if sums else None
+            self._sum = total = RunningChecksum(program.head) if sums else None
             checks: list[_Check] = []
             for segment in program.body:
-                if isinstance(segment, Room):
+                if isinstance(segment, TensorSlot):
                     yield segment
                 elif isinstance(segment, Checksum):
                     assert total is not None
@@ -313,11 +313,11 @@ class SequentialSink:
             self._sum.add(data, self._out.write)
 
 
-def program_size(program: Program) -> int:
+def program_size(program: FileProgram) -> int:
     """Return the bytes of the file a program writes."""
     size = len(program.head)
     for segment in program.body:
-        if isinstance(segment, Room):
+        if isinstance(segment, TensorSlot):
             size += segment.nbytes
         else:
             size += 4 if isinstance(segment, Checksum) else memoryview(segment).nbytes
@@ -335,7 +335,9 @@ def check_unique(infos: Sequence[TensorInfo], where: str) -> None:
         seen.add(info.name)
 
 
-def deal(infos: Sequence[TensorInfo], limit: int | None, where: str) -> list[Sequence[TensorInfo]]:
+def distribute_tensors(
+    infos: Sequence[TensorInfo], limit: int | None, where: str
+) -> list[Sequence[TensorInfo]]:
     """Distribute tensors over shards of at most `limit` tensor bytes, in order.
 
     A larger tensor gets its own shard. One shard without a limit, or if everything fits.

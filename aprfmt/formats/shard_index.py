@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from aprfmt.base.protocols import ByteSource, Note
 from aprfmt.errors import FormatError
+from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.jsonio import loads
-from aprfmt.formats.mapped import Buffer, open_bytes
-from aprfmt.formats.shardset import MAX_INDEX, member, refuse_mixed, require
-from aprfmt.remote.paths import each
+from aprfmt.formats.mapped_file import Buffer, open_bytes
+from aprfmt.formats.shard_set import MAX_INDEX, member_path, refuse_mixed, require_files
+from aprfmt.remote.paths import map_paths
 
 Opened = TypeVar("Opened")
 
@@ -38,7 +38,7 @@ def read_index(path: Path) -> ShardIndex:
     """
     with closing(open_bytes(path)) as file:
         weight_map, metadata = parse_index(file.view[: MAX_INDEX + 1], path)
-    homes = members(path, weight_map)
+    homes = shard_paths(path, weight_map)
     refuse_mixed(path, list(homes.values()))
     return ShardIndex(path, weight_map, metadata, homes)
 
@@ -58,7 +58,7 @@ def parse_index(buffer: Buffer, path: Path) -> tuple[dict[str, Any], dict[str, A
     return weight_map, metadata or {}
 
 
-def members(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
+def shard_paths(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
     """Return the shards' paths by the name the index gives, sorted: the order of their numbers.
 
     Raises FormatError for a name that leads out of the index's folder.
@@ -68,11 +68,11 @@ def members(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
     homes: dict[str, Path] = {}
     for name in weight_map.values():
         if not isinstance(name, str) or name not in homes:
-            homes[name] = member(path.parent, name, str(path))
+            homes[name] = member_path(path.parent, name, str(path))
     return dict(sorted(homes.items()))
 
 
-def files_there(
+def existing_files(
     path: Path, homes: Mapping[str, Path], kind: str
 ) -> tuple[dict[str, Path], list[Note]]:
     """Return the files of an index that exist, and a note for each that does not.
@@ -97,7 +97,7 @@ def open_files(
 
     Raises FormatError for a file that is missing or no regular file.
     """
-    require(homes.values(), str(path))
+    require_files(homes.values(), str(path))
     with ExitStack() as stack:
 
         def read(home: Path) -> Opened:
@@ -105,5 +105,5 @@ def open_files(
             stack.callback(file.close)
             return parse(file)
 
-        yield dict(zip(homes, each(list(homes.values()), read), strict=True))
+        yield dict(zip(homes, map_paths(list(homes.values()), read), strict=True))
         stack.pop_all()

@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from aprfmt.formats.temporary import temporary_name
+from aprfmt.formats.temporary_files import temporary_name
 
 _BYTES = 32
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -49,7 +49,7 @@ def is_signed(kind: str, data: bytes, signature: object) -> bool:
     )
 
 
-def owned(facts: os.stat_result) -> bool:
+def is_owned_by_user(facts: os.stat_result) -> bool:
     """Return whether a file is this user's; True where the system has no owners."""
     return not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
 
@@ -84,7 +84,7 @@ def _read(path: Path) -> bytes | None:
     try:
         facts = os.fstat(fd)
         private = os.name == "nt" or not stat.S_IMODE(facts.st_mode) & 0o077
-        if not (stat.S_ISREG(facts.st_mode) and owned(facts) and private):
+        if not (stat.S_ISREG(facts.st_mode) and is_owned_by_user(facts) and private):
             return None
         key = os.read(fd, _BYTES + 1)
     finally:
@@ -99,7 +99,7 @@ def _is_ours(folder: Path) -> bool:
     """
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
-    return owned(os.stat(folder))
+    return is_owned_by_user(os.stat(folder))
 
 
 def _make(path: Path) -> None:

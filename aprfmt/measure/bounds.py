@@ -22,7 +22,7 @@ import numpy as np
 
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import is_padded
-from aprfmt.formats.mapped import Buffer
+from aprfmt.formats.mapped_file import Buffer
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

@@ -73,8 +73,8 @@ def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
     same = alike(x, y)
     if not (same | (np.isfinite(x) & np.isfinite(y))).all():
         return math.inf
-    norm = float(norms.norm(np.where(np.isfinite(y), y, 0.0)))
-    return share(norms.norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)), norm)
+    norm = float(norms.exact_norm(np.where(np.isfinite(y), y, 0.0)))
+    return share(norms.exact_norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)), norm)
 
 
 def share(distance: float, norm: float) -> float:

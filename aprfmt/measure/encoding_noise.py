@@ -1,6 +1,6 @@
 """The relative L2 distance by which two encodings of the same values may differ."""
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.measure.bounds import NMSE, NMSE_SLACK
 
 # Half the distance of neighbouring numbers, relative to the number (2 ** -significand bits).

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.arch.values import same_value
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty

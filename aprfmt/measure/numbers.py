@@ -10,7 +10,7 @@ import numpy as np
 from aprfmt.codecs import native_kernels
 from aprfmt.measure.nonfinite import Census, alike
 from aprfmt.measure.records import ValueStats
-from aprfmt.tensors.norms import dot
+from aprfmt.tensors.norms import exact_dot
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -139,7 +139,7 @@ class PairSums:
             return False
         wide_x = self._room[0, : x.size]
         np.copyto(wide_x, real(x), casting="unsafe")
-        square = dot(wide_x, wide_x)
+        square = exact_dot(wide_x, wide_x)
         if not math.isfinite(square):  # where it is, every value is
             return False
         self.aa, self.bb, self.ab = self.aa + square, self.bb + square, self.ab + square
@@ -160,7 +160,7 @@ class PairSums:
             np.subtract(wide_x, wide_y, out=error)
         else:
             error[:] = exact
-        squares = dot(error, error)
+        squares = exact_dot(error, error)
         if not math.isfinite(squares) and not np.isfinite(error).all():
             self._add_odd(x, y, wide_x, wide_y, base)
             self._add_steps(steps_between(x, y, step) if step is not None else None)
@@ -210,7 +210,7 @@ class PairSums:
             self._largest(delta, base)
             self.ulp = max(self.ulp, _ulp(x[differs & finite], y[differs & finite]))
         error = wide_x - wide_y
-        self._sum(dot(error, error), wide_x, wide_y)
+        self._sum(exact_dot(error, error), wide_x, wide_y)
 
     def _largest(self, delta: "Array", base: int) -> None:
         """Keep the largest difference of a chunk that begins at `base`, if it is the largest."""
@@ -221,9 +221,9 @@ class PairSums:
     def _sum(self, squares: float, x: "Array", y: "Array") -> None:
         """Add the squares of a chunk's difference, and the products of both sides."""
         self.dd += squares
-        self.aa += dot(x, x)
-        self.bb += dot(y, y)
-        self.ab += dot(x, y)
+        self.aa += exact_dot(x, x)
+        self.bb += exact_dot(y, y)
+        self.ab += exact_dot(x, y)
 
     def stats(self) -> ValueStats:
         """Return the measures of everything added."""

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.errors import AprfmtError
-from aprfmt.formats.mapped import in_mapped_file
+from aprfmt.formats.mapped_file import in_mapped_file
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.tensors.runs import ByteRun, RunBytes, differs, first_difference
+from aprfmt.tensors.runs import ByteRun, RunBytes, difference_offset, first_difference
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _sides(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
 
 def _differs(pair: _Pair, start: int, stop: int) -> int | None:
     """Return the first byte of [start, stop) that differs; None: none does."""
-    at = differs(pair.a.window(start, stop), pair.b.window(start, stop))
+    at = difference_offset(pair.a.window(start, stop), pair.b.window(start, stop))
     for side in (pair.a, pair.b):
         side.drop(start, stop)
     return None if at is None else start + at

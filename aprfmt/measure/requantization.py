@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import raw_parts
 from aprfmt.codecs import decode, encode, quant_state
 from aprfmt.codecs.base import Array
@@ -22,8 +22,8 @@ from aprfmt.measure.numbers import CHUNK
 from aprfmt.measure.records import EQUAL, Derivation, TensorDiff
 from aprfmt.model import Model, open_model
 from aprfmt.quantizing.imatrix import ImportanceMatrix, read_imatrix
-from aprfmt.quantizing.mixture import quantized
-from aprfmt.quantizing.rows import encode_rows
+from aprfmt.quantizing.mixture import is_quantized
+from aprfmt.quantizing.row_encoding import encode_rows
 from aprfmt.tensors.view import View
 
 HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making is given up
@@ -85,7 +85,7 @@ class Oracle:
         found: list[Derivation] = []
         equal = True
         for label, side, said in zip("ab", (a, b), metadata, strict=True):
-            if not quantized(side.encoding.split("+")[0]):
+            if not is_quantized(side.encoding.split("+")[0]):
                 equal = equal and base is not None and self._same(side, base)
                 continue
             found.append(replace(self._derive(diff.key, side, base, said), side=label))
@@ -118,7 +118,7 @@ class Oracle:
         if base is None or base.shape != side.shape:
             shape = "has no such tensor" if base is None else f"has shape {list(base.shape)}"
             return _unknown(f"the base {shape}")
-        if quantized(base.encoding.split("+")[0]):
+        if is_quantized(base.encoding.split("+")[0]):
             return _unknown(f"the base is {base.encoding} itself")
         importance = self.imatrix.of(key) if self.imatrix is not None else None
         used = metadata.get("quantize.imatrix.file")

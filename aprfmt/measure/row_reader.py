@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.codecs import decode
 from aprfmt.errors import UnsupportedError
 from aprfmt.tensors.runs import RunBytes

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.base.shapes import matrix
+from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.activation_scales import refuse_inputs, refuse_packed
 from aprfmt.measure.alignment import TensorPair
@@ -23,7 +23,7 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.formats.mapped import Buffer
+    from aprfmt.formats.mapped_file import Buffer
     from aprfmt.measure.numbers import Step
     from aprfmt.measure.prefetch import First
 
@@ -177,7 +177,7 @@ def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]":
 
     The steps are to be asked for before the next chunk.
     """
-    rows, columns = matrix(a.shape)
+    rows, columns = matrix_shape(a.shape)
     if len(a.shape) == 1 and all(_by_rows(side) and _plain(side) for side in (a, b)):
         for start in range(0, columns, CHUNK):  # a vector of gigabytes is not decoded whole
             x, y = a[start : start + CHUNK], b[start : start + CHUNK]

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import check_arch
-from aprfmt.base.collector import collector_paused
 from aprfmt.base.data_frames import Row, Tabular
-from aprfmt.base.protocols import Damage, Note, Source, Typed, Value
-from aprfmt.base.shown import public_dir, short_repr
+from aprfmt.base.garbage_collector import pause_collector
+from aprfmt.base.object_repr import public_dir, short_repr
+from aprfmt.base.protocols import Damage, Note, Source, TypedValue, Value
 from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
-from aprfmt.formats import FORMATS, detect, open_source
+from aprfmt.formats import FORMATS, detect_format, open_source
 from aprfmt.model.hf_folder import (
     INDEX,
     PICKLED_INDEX,
@@ -32,8 +32,8 @@ from aprfmt.model.hf_folder import (
 )
 from aprfmt.model.relations import Relation, relations, wrong_modules
 from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
-from aprfmt.remote.paths import RemotePath, is_remote, lists, place
-from aprfmt.tensors.companions import any_joined, join, section_of
+from aprfmt.remote.paths import RemotePath, can_list, is_remote, parse_location
+from aprfmt.tensors.companions import has_parts, join_companions, quantization_section
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from aprfmt.model.kinds import Kind
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unread import Unread
-    from aprfmt.tensors.restore import Restoration
+    from aprfmt.tensors.restoration import Restoration
     from aprfmt.tokenizer import Tokenizer
     from aprfmt.tokenizer.carried import Carried
 
@@ -83,7 +83,7 @@ class Model(Mapping[str, View], Tabular):
         self._remembering: ExitStack | None = None
         self.modules: Relation | None = None  # of the names that the quantization has for modules
         fault = self._fault if damaged else None
-        self._lazy = join(source.tensors, self._packing, fault, self._unread.append)
+        self._lazy = join_companions(source.tensors, self._packing, fault, self._unread.append)
 
     @cached_property
     def _packing(self) -> Mapping[str, Value] | None:
@@ -137,11 +137,11 @@ class Model(Mapping[str, View], Tabular):
         return self.source.metadata
 
     @property
-    def typed(self) -> Mapping[str, Value | Typed]:
+    def typed(self) -> Mapping[str, Value | TypedValue]:
         """The metadata, each value with the type its key has in the file, where it has one."""
         types = self.source.types
         return {
-            key: Typed(value, types[key]) if key in types else value
+            key: TypedValue(value, types[key]) if key in types else value
             for key, value in self.metadata.items()
         }
 
@@ -179,9 +179,9 @@ class Model(Mapping[str, View], Tabular):
         For what reads a model again and again: each byte that comes is kept in a temporary file.
         """
         if self._remembering is None and any(isinstance(p, RemotePath) for p in self.source.files):
-            from aprfmt.remote.file import remembering
+            from aprfmt.remote.remote_file import keep_fetched
 
-            self._remembering = remembering(self.source.files)
+            self._remembering = keep_fetched(self.source.files)
 
     def close(self) -> None:
         """Close the file; views given out by raw() end with it."""
@@ -195,7 +195,7 @@ class Model(Mapping[str, View], Tabular):
     def __exit__(self, kind: object, *exc: object) -> None:
         try:
             if kind is None and any(map(is_remote, self.source.files)):
-                from aprfmt.remote.file import refuse_changed
+                from aprfmt.remote.remote_file import refuse_changed
 
                 refuse_changed(self.source.files)
         finally:
@@ -210,7 +210,7 @@ class Model(Mapping[str, View], Tabular):
             return self.folder.config
         carried = self.source.metadata.get(HF_CONFIG_KEYS.get(self.key_style, ""))
         if isinstance(carried, str):
-            from aprfmt.formats.jsonio import loads
+            from aprfmt.formats.bounded_json import loads
 
             where = f"{self.path}: metadata {HF_CONFIG_KEYS[self.key_style]}"
             try:
@@ -224,7 +224,7 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def style(self) -> str | None:
         """The naming style of the tensors ("hf", "gguf"), or None where neither fits."""
-        from aprfmt.arch.bind import detect_style
+        from aprfmt.arch.binding import detect_style
 
         found = detect_style(self._lazy)
         if found is None:
@@ -265,7 +265,7 @@ class Model(Mapping[str, View], Tabular):
     def relations(self) -> tuple[Relation, ...]:
         """The changes under which alone readers find what is here; empty for most files."""
         found = relations(self)
-        if self.config is None or section_of(self.config) is None:
+        if self.config is None or quantization_section(self.config) is None:
             return found
         from aprfmt.model.quantized_modules import wrong_claims
 
@@ -328,7 +328,7 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def records(self) -> "Restoration":
         """The source bits that a file of ours records; empty for files of other writers."""
-        from aprfmt.tensors.restore import read_restoration
+        from aprfmt.tensors.restoration import read_restoration
 
         return read_restoration(self.metadata, str(self.path))
 
@@ -350,7 +350,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _partial_input_scales(self) -> Note | None:
-        if not any_joined(self._lazy):
+        if not has_parts(self._lazy):
             return None
         from aprfmt.model.packing import partial_input_scales
 
@@ -441,9 +441,9 @@ def open_model(
         raise UsageError("the path of the model is empty; is a variable of the shell not set?")
     if arch is not None:
         check_arch(arch)
-    path = place(path)
+    path = parse_location(path)
     named_folder = False
-    if path.name == "config.json" and lists(path.parent) and path.is_file():
+    if path.name == "config.json" and can_list(path.parent) and path.is_file():
         path = path.parent  # the folder is meant: a configuration alone is no model
     if not path.exists():
         cached = in_hub_cache(str(path))
@@ -455,7 +455,7 @@ def open_model(
     if path.is_dir():
         named_folder = True
         path = find_weights(path)
-    with collector_paused():  # its walks over a million tensors take longer than all else
+    with pause_collector():  # its walks over a million tensors take longer than all else
         return _opened(path, named_folder, arch, partial, damaged, allow_missing, rename)
 
 
@@ -467,7 +467,7 @@ def _opened(
     folder, wrong = None, None
     try:
         keyed = FORMATS[source.format].keys_like or source.format
-        if named_folder or (keyed == "safetensors" and lists(path.parent)):
+        if named_folder or (keyed == "safetensors" and can_list(path.parent)):
             try:
                 folder = read_folder(path.parent)
             except FormatError as error:
@@ -516,7 +516,7 @@ def recognised(path: Path) -> str:
     file = find_weights(path) if path.is_dir() else path
     if _is_index(file):
         return next(name for name, spec in FORMATS.items() if spec.weights_name == WEIGHTS)
-    return detect(file).name
+    return detect_format(file).name
 
 
 def _is_index(path: Path) -> bool:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aprfmt.base.regexes import matches_start
+from aprfmt.base.bounded_regex import matches_start
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

@@ -14,7 +14,7 @@ from aprfmt.model.relations import Relation, entry
 from aprfmt.model.renames import command
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Bound, Group
+    from aprfmt.arch.binding import BoundGroup, BoundNames
     from aprfmt.arch.spec import ArchSpec, HyperParams
 
 Shape = tuple[int, ...]
@@ -22,15 +22,19 @@ _LEAST = 2  # tensors that must fit only when turned: one alone may be damaged i
 
 
 def turned(
-    spec: "ArchSpec", bound: "Bound", shapes: Mapping[str, Shape], hyper: "HyperParams", path: Path
-) -> "tuple[Bound, tuple[Relation, ...]]":
+    spec: "ArchSpec",
+    bound: "BoundNames",
+    shapes: Mapping[str, Shape],
+    hyper: "HyperParams",
+    path: Path,
+) -> "tuple[BoundNames, tuple[Relation, ...]]":
     """Return `bound` with the groups turned that fit only then, and the relation that says so.
 
     `shapes` are the stored shapes by name. Nothing is turned where fewer than two tensors are.
     """
-    from aprfmt.arch.steps import Transposed, TransposedEach
+    from aprfmt.arch.layout_steps import Transposed, TransposedEach
 
-    made: list[Group] = []
+    made: list[BoundGroup] = []
     found: list[tuple[str, Shape]] = []
     published = "[out, in]"
     for group in bound.groups:
@@ -51,10 +55,10 @@ def turned(
     return replace(bound, groups=tuple(made)), (_relation(found, published, path),)
 
 
-def _fits(spec: "ArchSpec", group: "Group", stored: list[Shape], hyper: "HyperParams") -> bool:
+def _fits(spec: "ArchSpec", group: "BoundGroup", stored: list[Shape], hyper: "HyperParams") -> bool:
     """Say whether stored shapes give every role of a group the shape the configuration asks for."""
-    from aprfmt.arch.bind import logical_shapes
-    from aprfmt.arch.required import logical_shape
+    from aprfmt.arch.binding import logical_shapes
+    from aprfmt.arch.required_roles import logical_shape
 
     try:
         logical = logical_shapes(group.binding, stored, hyper)

@@ -53,7 +53,7 @@ def read_texts(model: "Model") -> dict[str, str]:
 
 def json_object(text: str, where: str) -> dict[str, Any]:
     """Return the JSON object in a carried text; FormatError if the JSON is not an object."""
-    from aprfmt.formats.jsonio import loads
+    from aprfmt.formats.bounded_json import loads
 
     found = loads(text, where, max_bytes=256 << 20)
     if not isinstance(found, dict):

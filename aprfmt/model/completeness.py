@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.names import expand
-from aprfmt.arch.required import collapsed
+from aprfmt.arch.name_templates import expand_template
+from aprfmt.arch.required_roles import collapse_roles
 from aprfmt.arch.spec import split_key
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
@@ -47,7 +47,7 @@ def _spellings(spec: "ArchSpec", key: str) -> list[str]:
     """Return the spellings of a role key: with and without its layer, and both styles' names."""
     layer, role = split_key(key)
     names = [
-        expand(stored, layer, 0)
+        expand_template(stored, layer, 0)
         for bindings in spec.bindings.values()
         for binding in bindings
         if role in binding.roles
@@ -84,7 +84,7 @@ def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ..
     text = metadata.get(RECORD)
     if text is None:
         return ()
-    from aprfmt.formats.jsonio import loads
+    from aprfmt.formats.bounded_json import loads
 
     found = loads(text, f"{where}: {RECORD}", max_bytes=_MAX_BYTES) if type(text) is str else text
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
@@ -94,7 +94,7 @@ def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ..
 
 def record(keys: Sequence[str], required: Sequence[str]) -> str:
     """Return the record of role keys that are missing on purpose."""
-    return json.dumps(collapsed(keys, required), separators=(",", ":"))
+    return json.dumps(collapse_roles(keys, required), separators=(",", ":"))
 
 
 def listed(keys: Sequence[str]) -> str:
@@ -114,7 +114,7 @@ def refuse_incomplete(
     spare = [key for key in found.missing if key not in found.vital]
     todo = "get the file again"
     if spare:
-        wishes = collapsed(spare, found.required)
+        wishes = collapse_roles(spare, found.required)
         todo += f", or accept it: {' '.join(f'{OPTION} {role}' for role in wishes[:_SHOWN])}"
         todo += " ..." if len(wishes) > _SHOWN else ""
     raise error(
@@ -167,7 +167,7 @@ def accepted_text(resolution: "Resolution") -> str:
     found = resolution.coverage
     if not found.accepted:
         return ""
-    roles = collapsed(found.accepted, found.required)
+    roles = collapse_roles(found.accepted, found.required)
     return (
         f"{len(found.accepted)} of {found.expected} required tensors are missing and accepted as "
         f"such ({OPTION}, or {RECORD} in the file): {listed(roles)}"

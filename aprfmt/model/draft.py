@@ -1,13 +1,13 @@
-"""A model's draft head: its tensors found, and read as a model of one layer (arch/draft.py)."""
+"""A model's draft head: its tensors found, and read as a model of one layer (`arch.draft_head`)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.bind import groups_for
-from aprfmt.arch.draft import HeadNames, head_hyper, head_spec, inner
-from aprfmt.arch.required import coverage
+from aprfmt.arch.binding import groups_for
+from aprfmt.arch.draft_head import HeadNames, head_hyper, head_role, head_spec
+from aprfmt.arch.required_roles import coverage
 from aprfmt.arch.spec import ArchSpec, HyperParams, split_key
 from aprfmt.errors import ArchError
 from aprfmt.model.completeness import listed
@@ -44,7 +44,9 @@ def draft_head(model: "Model") -> DraftHead:
     spec, hyper = head_spec(model.spec), head_hyper(model.spec, model.hyper)
     count = int(model.hyper["n_layers"])
     renamed = HeadNames(spec, style, count)
-    roles = {inner(key): view for key, view in model.roles.items() if split_key(key)[0] == count}
+    roles = {
+        head_role(key): view for key, view in model.roles.items() if split_key(key)[0] == count
+    }
     if not roles:
         raise ArchError(f"{model.path}: {_absent(model, spec, style, renamed)}")
     shared = _shared(model, roles)

@@ -13,8 +13,8 @@ from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
-from aprfmt.formats.foreign import foreign_folder
-from aprfmt.formats.mapped import Buffer, open_bytes
+from aprfmt.formats.foreign_formats import foreign_folder
+from aprfmt.formats.mapped_file import Buffer, open_bytes
 from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.remote.paths import hub_cache, is_remote
 from aprfmt.remote.traffic import TRAFFIC
@@ -122,7 +122,7 @@ def read_folder(path: Path) -> HFFolder:
 
 def parse_config(buffer: Buffer, path: Path) -> Mapping[str, Value]:
     """Return the object in a config.json's bytes; `path` begins the messages. FormatError."""
-    from aprfmt.formats.jsonio import loads
+    from aprfmt.formats.bounded_json import loads
 
     config: Any = loads(buffer, str(path), max_bytes=MAX_CONFIG)
     if not isinstance(config, dict):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
-from aprfmt.formats.mapped import open_bytes
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model.adapter_parts import (
     adapter_parts,
     alpha_contradiction,
@@ -154,7 +154,7 @@ def _is_projector(model: "Model") -> bool:
 
     A vision tower without one is a model of its own.
     """
-    from aprfmt.arch.vocabulary import PROJECTORS
+    from aprfmt.arch.role_vocabulary import PROJECTORS
 
     if model.metadata.get("clip.projector_type") in PROJECTORS.values():
         return False

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.called import CALLED
+from aprfmt.arch.aliases import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
@@ -24,9 +24,9 @@ from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import SECTIONS
 
 if TYPE_CHECKING:
-    from aprfmt.arch.hyper import KeyReport
+    from aprfmt.arch.hyperparameters import KeyReport
     from aprfmt.arch.spec import ArchSpec
-    from aprfmt.formats.mapped import Shard
+    from aprfmt.formats.mapped_file import Shard
     from aprfmt.model import Model
 
 Kind = Literal[
@@ -289,7 +289,7 @@ class _Maker:
     @cached_property
     def _modules(self) -> Mapping[str, str]:
         """What sentence-transformers' modules.json says of subfolders: name -> type."""
-        from aprfmt.formats.jsonio import load_file
+        from aprfmt.formats.bounded_json import load_file
 
         folder = self.model.folder
         path = None if folder is None else folder.path / "modules.json"
@@ -406,7 +406,7 @@ class _Maker:
         config = self.model.config
         if config is None:
             return
-        from aprfmt.arch.keys import known_rows
+        from aprfmt.arch.other_keys import known_rows
 
         known = known_rows("hf")
         inner = self.spec.section if self.spec is not None else ""
@@ -443,7 +443,7 @@ class _Maker:
             said = _reported(report, path, None, "hf", "")
             if said is not None and said[0] != "unread":
                 return said
-        from aprfmt.arch.keys import known_rows
+        from aprfmt.arch.other_keys import known_rows
 
         row = known_rows("hf").get(path.partition(".")[2])
         return ("unread", "the section of a tower") if row is None else (row.reading, row.source)
@@ -455,7 +455,7 @@ class _Maker:
     @cached_property
     def _tower_keys(self) -> "list[tuple[ArchSpec, KeyReport]]":
         """What the tables of the towers make of config.json."""
-        from aprfmt.arch.hyper import read_hyper
+        from aprfmt.arch.hyperparameters import read_hyper
         from aprfmt.arch.spec import Facts
 
         found = []
@@ -629,7 +629,7 @@ def towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
     left = [name for name in beside if not name.startswith(below)]
     if not left or resolution.spec.section in _SECTIONS:
         return
-    from aprfmt.arch.bind import bind
+    from aprfmt.arch.binding import bind_names
 
     for section in _SECTIONS:
         best: tuple[ArchSpec, tuple[str, ...]] | None = None
@@ -638,7 +638,7 @@ def towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
             if spec is None or spec.section != section:
                 continue
             try:
-                bound = bind(spec, style, left)
+                bound = bind_names(spec, style, left)
             except ArchError:
                 continue
             taken = tuple(stored for group in bound.groups for stored in group.stored)
@@ -662,7 +662,7 @@ def _reported(
     if _below(key, report.unknown):
         return "unread", ""
     if _below(key, report.ignored):
-        from aprfmt.arch.keys import known_rows
+        from aprfmt.arch.other_keys import known_rows
 
         known = known_rows(style)
         bare = key.removeprefix(prefix) if prefix else key

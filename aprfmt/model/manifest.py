@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.protocols import ByteSource
 from aprfmt.errors import AprfmtError, ArchError, FormatError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.jsonio import dumps, load_file
-from aprfmt.formats.mapped import Shard, open_bytes
-from aprfmt.formats.shardset import MAX_INDEX
+from aprfmt.formats.bounded_json import dumps, load_file
+from aprfmt.formats.mapped_file import Shard, open_bytes
+from aprfmt.formats.shard_set import MAX_INDEX
 from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.protocols import Note, Value
 from aprfmt.errors import FormatError
 from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object, read_texts
-from aprfmt.tensors.companions import SECTIONS, section_of
+from aprfmt.tensors.companions import SECTIONS, quantization_section
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -28,7 +28,7 @@ def packing_said(config: Mapping[str, Value] | None, name: str) -> str:
 
     if not beside_codes(name):
         return ""
-    section = section_of(config or {})
+    section = quantization_section(config or {})
     says = "nothing of packing" if section is None else repr(section.get("quant_method", "unnamed"))
     return f": it stands beside packed weights, of which config.json says {says}"
 
@@ -40,7 +40,7 @@ def packing_config(model: "Model") -> Mapping[str, Value] | None:
     FormatError where that is read and is damaged.
     """
     config = model.config
-    section = None if config is None else section_of(config)
+    section = None if config is None else quantization_section(config)
     method = None if section is None else section.get("quant_method")
     if section is not None and method == "torchao":
         found = dict(_described(model)) or section.get(TENSORS, {})
@@ -67,7 +67,7 @@ def _modelopt_said(model: "Model") -> Mapping[str, Value] | None:
 
 def two_packings(model: "Model") -> Note | None:
     """Return a warning where ModelOpt's own file names another algorithm than config.json."""
-    section = section_of(model.config or {})
+    section = quantization_section(model.config or {})
     if section is None or section.get("quant_method") != "modelopt":
         return None
     said = _modelopt_said(model) or {}

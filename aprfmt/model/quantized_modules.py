@@ -9,8 +9,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.names import PREFIXES, core
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.name_templates import PREFIXES, strip_prefix
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.protocols import Value
 from aprfmt.codecs.module_lists import MORE, claims, fits_any, list_of, lists, method_of, untargeted
 from aprfmt.errors import AprfmtError, CodecError
@@ -18,7 +18,7 @@ from aprfmt.model.packing import packing_config
 from aprfmt.model.patterns import close
 from aprfmt.model.relations import Relation, entry
 from aprfmt.model.renames import command
-from aprfmt.tensors.companions import key_of_section, section_of
+from aprfmt.tensors.companions import key_of_section, quantization_section
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -50,7 +50,7 @@ def wrong_claims(model: "Model") -> Relation | None:
 
     Nothing is said of a method whose lists are not known, nor where no weight is packed.
     """
-    section = None if model.config is None else section_of(model.config)
+    section = None if model.config is None else quantization_section(model.config)
     if section is None or method_of(section) is None:
         return None
     try:
@@ -67,7 +67,7 @@ def stale_names(model: "Model") -> list[tuple[str, str]]:
 
     Patterns, single words and heads may fit nothing in a healthy file: they are of many models.
     """
-    section = None if model.config is None else section_of(model.config)
+    section = None if model.config is None else quantization_section(model.config)
     if section is None or method_of(section) is None:
         return []
     own = {name.rpartition(".")[0]: None for name in model.source.tensors}
@@ -103,7 +103,7 @@ def _spelled(modules: Iterable[str]) -> list[str]:
     """Return modules under every name that the two official layouts have for them."""
     found: dict[str, None] = {}
     for module in modules:
-        own = core(module, "hf")
+        own = strip_prefix(module, "hf")
         found.update(dict.fromkeys((module, *(f"{prefix}{own}" for prefix in PREFIXES["hf"]))))
     return list(found)
 

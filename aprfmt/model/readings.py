@@ -1,7 +1,7 @@
 """What keys are that no hyperparameter is read from: rows of names, a reading, and its source.
 
-Keys of metadata and of the JSON files of a folder; those of config.json stand in `arch/keys.py`.
-A key that no row has is `unread`.
+Keys of metadata and of the JSON files of a folder; those of config.json stand in
+`arch/other_keys.py`. A key that no row has is `unread`.
 """
 
 import re

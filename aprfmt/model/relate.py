@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.relations import Relation, entry, of_names
 from aprfmt.model.renames import (
@@ -170,8 +170,8 @@ def _proposed(
 
 def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[str, int]:
     """Return the stored names of missing roles, each with its number of elements, 0: not known."""
-    from aprfmt.arch.draft import stored_groups
-    from aprfmt.arch.required import logical_shape
+    from aprfmt.arch.draft_head import stored_groups
+    from aprfmt.arch.required_roles import logical_shape
 
     names: dict[str, int] = {}
     for key in _absent(found):

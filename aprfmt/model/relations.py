@@ -15,7 +15,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.formats import FORMATS
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.renames import Rename, command, rule_onto
-from aprfmt.tensors.companions import section_of
+from aprfmt.tensors.companions import quantization_section
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +105,7 @@ def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relat
     Loaders find no such module and take what holds for all others. None where each is there, or
     no one prefix maps the names to modules.
     """
-    section = section_of(config or {})
+    section = quantization_section(config or {})
     if section is None:
         return None
     own = [key for key, value in section.items()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, cast
 
-from aprfmt.arch.names import NameIndex, core
+from aprfmt.arch.name_templates import NameIndex, strip_prefix
 from aprfmt.errors import UsageError
 from aprfmt.tensors.companions import MODULE_LISTS, SECTIONS
 
@@ -242,8 +242,8 @@ def _prefix_rule(index: NameIndex[str], style: str, name: str, nested: bool) -> 
         found = index.find(tail)
         if found is None:
             continue
-        own, template = core(tail, style), found.value
-        official = template[: len(template) - len(core(template, style))]
+        own, template = strip_prefix(tail, style), found.value
+        official = template[: len(template) - len(strip_prefix(template, style))]
         right = (official,) if not nested else ("model.language_model.", "language_model.model.")
         if not official:
             right = ("", "language_model.") if nested else ("",)
@@ -271,8 +271,8 @@ def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: in
         found = index.find(name)
         if found is None or found.layer is None or "{L}" not in found.value:
             continue
-        before = core(found.value, style).partition("{L}")[0]
-        own = core(name, style)
+        before = strip_prefix(found.value, style).partition("{L}")[0]
+        own = strip_prefix(name, style)
         stands = name[: len(name) - len(own)] + before
         layers.setdefault(stands, set()).add(found.layer)
     if len(layers) != 1:
@@ -294,11 +294,11 @@ def component_rules(
     """
     wanted: dict[tuple[str, ...], list[tuple[list[str], int]]] = {}
     for name, size in missing.items():
-        parts = core(name, style).split(".")
+        parts = strip_prefix(name, style).split(".")
         wanted.setdefault(_numbers(parts), []).append((parts, size))
     votes: dict[str, Counter[str]] = {}
     for name, size in left.items():
-        parts = core(name, style).split(".")
+        parts = strip_prefix(name, style).split(".")
         for other, there in wanted.get(_numbers(parts), ()):
             pair = _one_run(parts, other)
             if pair is not None and (not size or not there or size == there):

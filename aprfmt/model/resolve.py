@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.names import detect_style
+from aprfmt.arch.name_templates import detect_style
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
@@ -19,10 +19,10 @@ from aprfmt.model.patterns import select, select_one
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Bound
-    from aprfmt.arch.draft import Head
-    from aprfmt.arch.hyper import KeyReport
-    from aprfmt.arch.required import Coverage
+    from aprfmt.arch.binding import BoundNames
+    from aprfmt.arch.draft_head import Head
+    from aprfmt.arch.hyperparameters import KeyReport
+    from aprfmt.arch.required_roles import Coverage
     from aprfmt.arch.spec import ArchSpec, HyperParam, HyperParams
     from aprfmt.model import Model
     from aprfmt.model.relations import Relation
@@ -148,10 +148,10 @@ def read_under(
 
     `style` is the naming style, None: that of most names. Raises ArchError.
     """
-    from aprfmt.arch.bind import bind, known_shapes, of_packed, without_partial
-    from aprfmt.arch.draft import first_head, heads
+    from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
+    from aprfmt.arch.draft_head import find_heads, first_head
     from aprfmt.arch.mlx_layout import STYLE, with_norms
-    from aprfmt.arch.required import coverage
+    from aprfmt.arch.required_roles import coverage
     from aprfmt.arch.spec import split_key
     from aprfmt.model.axes import turned
     from aprfmt.model.completeness import accepts
@@ -170,10 +170,10 @@ def read_under(
     packed = {name for name, tensor in tensors.items() if tensor.parts}
     unread = model.unread
     codes = {tensor.name for tensor in unread.tensors} if unread else set()
-    named = bind(spec, style, tuple(name for name in tensors if name not in codes))
+    named = bind_names(spec, style, tuple(name for name in tensors if name not in codes))
     loose = {*named.unbound, *codes}
     named = replace(named, unbound=tuple(name for name in tensors if name in loose))
-    bound = of_packed(named, packed)
+    bound = bind_packed(named, packed)
     said = {
         name: tensor.shape for name, tensor in tensors.items() if shape_is_known(tensor.stored[0])
     }
@@ -185,7 +185,7 @@ def read_under(
         shapes = {key: each for key, each in shapes.items() if (split_key(key)[0] or 0) < first}
     hyper, reports, notes, demanded = read_hyperparameters(model, spec, shapes, tensors, style)
     report, native = reports
-    drafts = heads(spec, style, hyper, [name for name in tensors if name not in codes], packed)
+    drafts = find_heads(spec, style, hyper, [name for name in tensors if name not in codes], packed)
     end = int(hyper["n_layers"]) if style in spec.draft else None
     bound, draft = _apart(without_partial(bound, hyper), drafts, tuple(tensors), end)
     axes: tuple[Relation, ...] = ()
@@ -208,8 +208,8 @@ def read_under(
 
 
 def _apart(
-    bound: "Bound", drafts: "Sequence[Head]", names: Sequence[str], end: int | None
-) -> "tuple[Bound, tuple[str, ...]]":
+    bound: "BoundNames", drafts: "Sequence[Head]", names: Sequence[str], end: int | None
+) -> "tuple[BoundNames, tuple[str, ...]]":
     """Return the model's own groups, without its draft heads' tensors, and the names of these.
 
     A layer from `end` on that is no head's has no place in the model.
@@ -233,7 +233,7 @@ def _apart(
 
 
 def _roles(
-    tensors: Mapping[str, View], model: "Model", bound: "Bound", hyper: "HyperParams"
+    tensors: Mapping[str, View], model: "Model", bound: "BoundNames", hyper: "HyperParams"
 ) -> dict[str, View]:
     """Return the logical tensors of a model, or of its draft head, by role key."""
     records = model.records
@@ -253,7 +253,7 @@ def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
 
     Empty where the architecture is unknown.
     """
-    from aprfmt.arch.draft import stored_groups
+    from aprfmt.arch.draft_head import stored_groups
 
     try:
         resolution = model.resolution
@@ -322,7 +322,7 @@ def read_hyperparameters(
     where both are there. The last item says, for parts whose presence the tensors show (biases,
     say), whether the keys, or else the tables, require them.
     """
-    from aprfmt.arch.hyper import read_hyper
+    from aprfmt.arch.hyperparameters import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
 
     subject = str(model.path)
@@ -367,7 +367,7 @@ def reconcile(
     native: "HyperParams", carried: "HyperParams", subject: str
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
     """Merge: what the format states wins; equal up to float32 rounding keeps the config's."""
-    from aprfmt.arch.values import same_value
+    from aprfmt.arch.value_checks import same_value
 
     rows: dict[str, HyperParam] = {name: carried.of(name) for name in carried}
     notes = []

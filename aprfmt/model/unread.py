@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.errors import CodecError, UnsupportedError
-from aprfmt.tensors.companions import section_of
+from aprfmt.tensors.companions import quantization_section
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
@@ -89,7 +89,7 @@ class Unread:
         self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
     ) -> frozenset[str]:
         """Return those of the missing roles whose weights these are."""
-        from aprfmt.arch.bind import groups_for
+        from aprfmt.arch.binding import groups_for
 
         return frozenset(
             key
@@ -104,7 +104,7 @@ def unread(
     tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None, why: str
 ) -> Unread | None:
     """Return what is packed and was not joined; None where there is nothing of the kind."""
-    section, given = section_of(config or {}), why
+    section, given = quantization_section(config or {}), why
     if section is None and not _any_coded(tensors):
         return None
     modules: dict[str, list[TensorInfo]] = defaultdict(list)

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.protocols import LazyTensor, Source, TensorInfo, Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.protocols import LazyTensor, Source, TensorInfo, TypedValue, Value
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats import open_sink, open_source
 from aprfmt.formats.cursor import Cursor
-from aprfmt.formats.foreign import text_kind
+from aprfmt.formats.foreign_formats import text_kind
 from aprfmt.formats.gguf.reader import open_buffer
-from aprfmt.formats.mapped import Buffer, open_bytes
+from aprfmt.formats.mapped_file import Buffer, open_bytes
 from aprfmt.quantizing.mixture import base_name
 from aprfmt.tensors.digest import file_sha256
 
@@ -85,7 +85,7 @@ class InputSums:
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedImatrix:
     """What a text gave: entries by GGUF tensor name, the text's name, windows and their tokens."""
 
     entries: Mapping[str, InputSums]
@@ -104,11 +104,11 @@ class Collected:
             TensorInfo(name, array.shape, "F32", 0, array.nbytes, 4 * array.shape[-1])
             for name, array in arrays.items()
         ]
-        metadata: dict[str, Value | Typed] = {
+        metadata: dict[str, Value | TypedValue] = {
             "general.type": "imatrix",
-            "imatrix.datasets": Typed([self.dataset], "array:string"),
-            "imatrix.chunk_count": Typed(self.chunks, "uint32"),
-            "imatrix.chunk_size": Typed(self.chunk_size, "uint32"),
+            "imatrix.datasets": TypedValue([self.dataset], "array:string"),
+            "imatrix.chunk_count": TypedValue(self.chunks, "uint32"),
+            "imatrix.chunk_size": TypedValue(self.chunk_size, "uint32"),
         }
         with open_sink(path, "gguf", force=force) as sink:
             sink.plan(metadata, infos)

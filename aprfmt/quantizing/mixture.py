@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from operator import mod
 from typing import Any
 
-from aprfmt.arch.vocabulary import split_key
-from aprfmt.base.encoding_names import ALIASES, TYPE_ALIASES, find_name, not_offered
-from aprfmt.base.encodings import ENCODINGS, encoding
-from aprfmt.base.named import FILE_TYPES
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.encoding_names import ALIASES, TYPE_ALIASES, find_name, unknown_name_message
+from aprfmt.base.encodings import ENCODINGS, find_encoding
+from aprfmt.base.metadata_values import FILE_TYPES
 from aprfmt.codecs import CODECS
 from aprfmt.errors import UsageError
 
@@ -93,7 +93,7 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-def offered() -> list[str]:
+def offered_schemes() -> list[str]:
     """Return the encodings that other packages offer: schemes without a mixture."""
     return [name for name in CODECS if name not in CODECS.own and name not in SCHEMES]
 
@@ -102,11 +102,12 @@ def scheme_of(name: str) -> Scheme:
     """Return a scheme, or that of an encoding of another package. Raises UsageError."""
     if name in SCHEMES:
         return SCHEMES[name]
-    if name in offered():
+    if name in offered_schemes():
         return Scheme(name)
-    known = (*SCHEMES, *offered())
+    known = (*SCHEMES, *offered_schemes())
     raise UsageError(
-        f"--type {name}: {not_offered(name, known)} (aprfmt quantize --help lists all {len(known)})"
+        f"--type {name}: {unknown_name_message(name, known)} "
+        f"(aprfmt quantize --help lists all {len(known)})"
     )
 
 
@@ -117,7 +118,7 @@ def type_name(text: str) -> str:
     """
     if text.isdecimal() and text.isascii():
         text = FILE_TYPES.get(int(text[:4]), text)
-    found = find_name(text, (*SCHEMES, *offered()), {**ALIASES, **TYPE_ALIASES})
+    found = find_name(text, (*SCHEMES, *offered_schemes()), {**ALIASES, **TYPE_ALIASES})
     return text if found is None else found
 
 
@@ -246,9 +247,9 @@ def base_name(name: str) -> tuple[str, str, int | None]:
     return ".".join(parts[:-1]), parts[-1], layer
 
 
-def quantized(name: str) -> bool:
+def is_quantized(name: str) -> bool:
     """Say whether an encoding is quantized in blocks, so that encoding again adds an error."""
-    row = encoding(name)
+    row = find_encoding(name)
     return not row.numpy and not row.safetensors
 
 
@@ -300,7 +301,7 @@ class Mixture:
 
         `source` is its present encoding.
         """
-        row = encoding(source)
+        row = find_encoding(source)
         if row.numpy and not row.numpy.startswith(("float", "bfloat")):
             return None
         base, suffix, layer = base_name(name)
@@ -308,15 +309,21 @@ class Mixture:
             stack = len(shape) == 3 and _STACK.search(name) is not None
             return self._base if stack and not any(map(mod, shape[1:], self._multiples)) else None
         if self._dialect:
-            whole = fits(scheme_of(self.scheme), shape)
+            whole = fits_groups(scheme_of(self.scheme), shape)
             return self._base if whole and is_linear(name, base, suffix, shape) else None
         if ENCODINGS[self._base].flat:
-            return self._base if suffix == "weight" and linear(name, base, shape) else None
-        if _dimensions(shape) < 2 or suffix != "weight" or kept(name, base):
+            return (
+                self._base
+                if suffix == "weight" and is_bitsandbytes_linear(name, base, shape)
+                else None
+            )
+        if _dimensions(shape) < 2 or suffix != "weight" or keeps_encoding(name, base):
             return None
         if ENCODINGS[self._base].numpy:
             return self._base
-        return fitting(self._wanted(base, -1 if layer is None else layer, shape), shape[-1])
+        return fitting_encoding(
+            self._wanted(base, -1 if layer is None else layer, shape), shape[-1]
+        )
 
     def _wanted(self, base: str, layer: int, shape: tuple[int, ...]) -> str:
         if self.pure:
@@ -344,26 +351,31 @@ class Mixture:
         return chosen
 
 
-def kept(name: str, base: str) -> bool:
+def keeps_encoding(name: str, base: str) -> bool:
     """Say whether a tensor keeps its encoding whatever the scheme."""
     return base.endswith(KEPT) or any(part in name for part in KEPT_PARTS)
 
 
-def linear(name: str, base: str, shape: tuple[int, ...]) -> bool:
+def is_bitsandbytes_linear(name: str, base: str, shape: tuple[int, ...]) -> bool:
     """Say whether transformers holds a weight as a Linear that bitsandbytes packs."""
     if base in LINEAR_ALL_THE_SAME:
         return True
     if base in NO_LINEAR or base.endswith("_exps"):
         return False
-    return len(shape) == 2 and not kept(name, base)
+    return len(shape) == 2 and not keeps_encoding(name, base)
 
 
 def is_linear(name: str, base: str, suffix: str, shape: tuple[int, ...]) -> bool:
     """Say whether a weight is a Linear that the makers of dialects pack: also one expert's."""
-    return suffix == "weight" and len(shape) == 2 and base not in NO_LINEAR and not kept(name, base)
+    return (
+        suffix == "weight"
+        and len(shape) == 2
+        and base not in NO_LINEAR
+        and not keeps_encoding(name, base)
+    )
 
 
-def fits(scheme: Scheme, shape: Sequence[int]) -> bool:
+def fits_groups(scheme: Scheme, shape: Sequence[int]) -> bool:
     """Say whether a weight [out, in] is a whole number of a dialect's groups."""
     return len(shape) == 2 and all(shape) and not any(map(mod, shape, scheme.multiples))
 
@@ -375,12 +387,12 @@ def fitting_schemes(scheme: Scheme, shapes: Sequence[Sequence[int]]) -> list[str
         (row.multiples, name)
         for name, row in SCHEMES.items()
         if row.dialect and {**row.options, "size": None} == wanted
-        and all(fits(row, shape) for shape in shapes)
+        and all(fits_groups(row, shape) for shape in shapes)
     ]  # fmt: skip
     return [name for _, name in sorted(found, reverse=True)]
 
 
-def leading(names: Sequence[str]) -> str:
+def deciding_name(names: Sequence[str]) -> str:
     """Return which of a stored tensor's names decides: an attn_v if there is one, else the first.
 
     A fused q/k/v counts as attn_v, as in llama.cpp.
@@ -399,7 +411,7 @@ def _dimensions(shape: tuple[int, ...]) -> int:
     return count
 
 
-def fitting(wanted: str, columns: int) -> str:
+def fitting_encoding(wanted: str, columns: int) -> str:
     """Return `wanted`, or llama.cpp's fallback if `columns` is not a whole number of blocks."""
     for candidate in (wanted, FALLBACK.get(wanted, LAST_RESORT), LAST_RESORT):
         row = ENCODINGS[candidate]

@@ -17,9 +17,9 @@ from typing import Any
 from aprfmt.base.protocols import ByteSource, TensorInfo
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import open_bytes
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model.manifest import manifest_path, read
-from aprfmt.recovery.ranges import Range, joined, rest
+from aprfmt.recovery.byte_ranges import Range, join_ranges, remaining_ranges
 from aprfmt.remote.paths import is_remote
 
 WINDOW = 8 << 20
@@ -73,7 +73,7 @@ def repair(
         here = stack.enter_context(closing(open_bytes(broken)))
         there = stack.enter_context(closing(open_bytes(copy)))
         stated = _stated(manifest, copy, broken)
-        found = plan(here, there, stated, compare or not is_remote(copy))
+        found = plan_repair(here, there, stated, compare or not is_remote(copy))
         digest = _digest(there, stated)
         if not found.ranges and here.size == there.size and not (found.proof or digest):
             raise UsageError(
@@ -88,34 +88,39 @@ def repair(
         return found
 
 
-def plan(
+def plan_repair(
     here: ByteSource, there: ByteSource, stated: Mapping[str, Any] | None, compare: bool
 ) -> Repair:
     """Return which ranges of the copy are needed, and which bytes nothing speaks of."""
-    from aprfmt.recovery.evidence import by_blocks, by_bytes, by_tensors, header_end
+    from aprfmt.recovery.evidence import (
+        check_tensor_digests,
+        differing_blocks,
+        differing_pages,
+        header_end,
+    )
 
     have = min(here.size, there.size)
     end = header_end(there)
     found = Repair(there.size)
-    wrong = list(by_bytes(here, there, 0, min(end, have), "header"))
+    wrong = list(differing_pages(here, there, 0, min(end, have), "header"))
     _refuse_other(here, there, wrong)
     if compare:
-        wrong += by_bytes(here, there, min(end, have), have, "bytes")
+        wrong += differing_pages(here, there, min(end, have), have, "bytes")
         found.proof = "compared"
     elif stated is not None and "blocks" in stated:
-        wrong += by_blocks(here, stated["blocks"], there.size)
+        wrong += differing_blocks(here, stated["blocks"], there.size)
         found.proof = "blocks"
     elif stated is not None and stated.get("tensors"):
-        checked = by_tensors(here, there, stated["tensors"])
+        checked = check_tensor_digests(here, there, stated["tensors"])
         wrong += [one for one, right in checked if not right]
         known = [(0, end), *((one.start, one.stop) for one, _ in checked)]
-        found.unproven = rest(known, have)
+        found.unproven = remaining_ranges(known, have)
         found.proof = "tensors"
     else:
-        found.unproven = rest([(0, end)], have)
+        found.unproven = remaining_ranges([(0, end)], have)
     if here.size < there.size:
         wrong.append(Range(here.size, there.size, "missing"))
-    found.ranges = joined(wrong, there.size)
+    found.ranges = join_ranges(wrong, there.size)
     return found
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from aprfmt.base.protocols import ByteSource, TensorInfo
 from aprfmt.errors import FormatError
-from aprfmt.formats import detect
+from aprfmt.formats import detect_format
 from aprfmt.formats.damage import Structure
-from aprfmt.recovery.ranges import Range
+from aprfmt.recovery.byte_ranges import Range
 
 _STEP = 4096  # differing bytes are told to the page
 _WINDOW = 8 << 20
@@ -29,13 +29,13 @@ def header_end(file: ByteSource) -> int:
 
 
 def _parsed(file: ByteSource, partial: bool = False) -> Structure:
-    spec = detect(file.path)
+    spec = detect_format(file.path)
     if spec.structure is None:
         raise FormatError(f"{file.path}: files of the format {spec.name} are not repaired")
     return spec.structure(file.view, str(file.path), partial=partial)
 
 
-def by_bytes(
+def differing_pages(
     here: ByteSource, there: ByteSource, start: int, stop: int, why: str
 ) -> Iterator[Range]:
     """Yield where two files differ within [start, stop), to the page."""
@@ -51,7 +51,7 @@ def by_bytes(
                 yield Range(first + at, min(first + at + _STEP, last), why)
 
 
-def by_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> Iterator[Range]:
+def differing_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> Iterator[Range]:
     """Yield the blocks whose digests are not those of a manifest."""
     step = stated["size"]
     for number, digest in enumerate(stated["sha256"]):
@@ -65,7 +65,7 @@ def by_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> Iterato
         here.drop(start, stop)
 
 
-def by_tensors(
+def check_tensor_digests(
     here: ByteSource, there: ByteSource, rows: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Range, bool]]:
     """Return every tensor whose digest a manifest has, and whether its bytes are those.

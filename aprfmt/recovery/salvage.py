@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import Damage, Source, Typed, Value, damage_of
+from aprfmt.base.protocols import Damage, Source, TypedValue, Value, tensor_damage
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import FORMATS, open_sink, open_source
-from aprfmt.tensors.runs import all_runs, windows
+from aprfmt.tensors.runs import all_runs, byte_windows
 
 MISSING = "aprfmt.repair.missing"  # key of the output: the names left out, one a line
 
 
 @dataclass
-class Salvaged:
+class SalvageResult:
     """What was written, and why tensors (name -> sentence) are not in it."""
 
     kept: list[str]
@@ -23,7 +23,7 @@ class Salvaged:
     damage: list[Damage]
 
 
-def salvage(broken: Path, output: Path, *, force: bool = False) -> Salvaged:
+def salvage(broken: Path, output: Path, *, force: bool = False) -> SalvageResult:
     """Write the tensors of `broken` whose bytes are all there to `output`, in the same format.
 
     The metadata are kept; one key more lists what is missing, where something is. Bytes behind the
@@ -31,7 +31,7 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> Salvaged:
     that is sound; UsageError where nothing is wrong.
     """
     with open_source(broken, partial=True, damaged=True) as source:
-        missing = {name: why for name, one in source.tensors.items() if (why := damage_of(one))}
+        missing = {name: why for name, one in source.tensors.items() if (why := tensor_damage(one))}
         kept = [name for name in source.tensors if name not in missing]
         longer = any(note.key == "trailing_bytes" for note in source.notes)
         if not missing and not source.damage and not longer:
@@ -45,12 +45,12 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> Salvaged:
         with open_sink(output, source.format, force=force) as sink:
             sink.plan(_metadata(source, missing), infos)
             for info in infos:
-                data = windows(all_runs(source.tensors[info.name]))
+                data = byte_windows(all_runs(source.tensors[info.name]))
                 sink.write(info.name, (memoryview(window) for window in data))
-        return Salvaged(kept, missing, list(source.damage))
+        return SalvageResult(kept, missing, list(source.damage))
 
 
-def _metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | Typed]:
+def _metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | TypedValue]:
     """Return the metadata with their types, and the list of what is missing."""
     own = FORMATS[source.format].values.own
     found: dict[str, Any] = {}
@@ -60,5 +60,5 @@ def _metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | T
         with suppress(FormatError):
             value = source.metadata[key]
             kind = source.types.get(key, "")
-            found[key] = Typed(value, kind) if kind else value
+            found[key] = TypedValue(value, kind) if kind else value
     return {**found, MISSING: "\n".join(missing)} if missing else found

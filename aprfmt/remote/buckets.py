@@ -11,8 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from aprfmt.errors import BackendUnavailableError, RemoteError, UsageError
-from aprfmt.remote.guard import POLICY
-from aprfmt.remote.site import FIRST, FileFacts, changed, identity_of, is_strong, known
+from aprfmt.remote.address_policy import POLICY
+from aprfmt.remote.site import (
+    FIRST,
+    FileFacts,
+    changed_error,
+    identity_of,
+    is_strong,
+    require_answer,
+)
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -137,9 +144,9 @@ class BucketSite:
     def _refuse_changed(self, inner: str, now: FileFacts, facts: FileFacts) -> None:
         where = self._where(inner)
         if now.size != facts.size:
-            raise changed(where, "its size", now.size, facts.size)
+            raise changed_error(where, "its size", now.size, facts.size)
         if now.tag != facts.tag:
-            raise changed(where, "its ETag", now.tag, facts.tag)
+            raise changed_error(where, "its ETag", now.tag, facts.tag)
 
     def _asked(self, inner: str) -> tuple[FileFacts, bytes] | None:
         if inner not in self._first:
@@ -198,7 +205,7 @@ class BucketSite:
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return what is known of a file, and its first bytes."""
-        return known(self._asked(inner), self._where(inner))
+        return require_answer(self._asked(inner), self._where(inner))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the file that `facts` describe."""

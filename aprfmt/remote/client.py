@@ -2,7 +2,7 @@
 
 Redirects are followed here, one judged step at a time, and the connection goes to the very address
 that was judged. A refused answer is never read: its connection is closed. How long an answer may
-take is `deadline`'s, how its body is read `body`'s.
+take is `timed_socket`'s, how its body is read `response_body`'s.
 """
 
 import atexit
@@ -22,13 +22,13 @@ from functools import cache
 from typing import cast
 from urllib.parse import urljoin
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.base.version import __version__
 from aprfmt.errors import AprfmtError, RemoteError
-from aprfmt.remote import guard, proxies
-from aprfmt.remote.body import Body, content_length
-from aprfmt.remote.deadline import LIMITS, BadAnswer, Limits, TimedSocket
-from aprfmt.remote.guard import RequestTarget
+from aprfmt.remote import address_policy, proxies
+from aprfmt.remote.address_policy import RequestTarget
+from aprfmt.remote.response_body import ResponseBody, content_length
+from aprfmt.remote.timed_socket import LIMITS, BadAnswer, ResponseLimits, TimedSocket
 from aprfmt.remote.traffic import TRAFFIC
 
 ATTEMPTS = 5
@@ -49,7 +49,7 @@ _FINAL = (socket.gaierror, ConnectionRefusedError, ssl.SSLError)  # nothing that
 _HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # but for a connection that was lost
 
 
-class Cut(Exception):
+class ConnectionCut(Exception):
     """An answer ended early, or the connection did: worth another attempt."""
 
 
@@ -80,7 +80,7 @@ class _Reply:
     connection: http.client.HTTPConnection
     response: http.client.HTTPResponse
     headers: Headers
-    body: Body
+    body: ResponseBody
     addresses: Sequence[str]
     closed: int  # how often the client had been closed when it was sent
 
@@ -111,11 +111,11 @@ def _tls() -> ssl.SSLContext:
 class Client:
     """Sends requests; `resolver`, `dialer`, `wait`, `clock` and `limits` are what tests replace."""
 
-    resolver: guard.Resolver = guard.resolve
+    resolver: address_policy.Resolver = address_policy.resolve_host
     dialer: Callable[[str, int], socket.socket] = dial
     wait: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    limits: Limits = LIMITS
+    limits: ResponseLimits = LIMITS
     _idle: dict[tuple[str, str, int], list[http.client.HTTPConnection]] = field(
         default_factory=dict
     )
@@ -140,7 +140,7 @@ class Client:
                 raise
             except BadAnswer as error:
                 raise RemoteError(f"{where}: cannot be read: {error}; check the address") from None
-            except (Cut, OSError, http.client.HTTPException) as error:
+            except (ConnectionCut, OSError, http.client.HTTPException) as error:
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise RemoteError(
                         f"{where}: the server's certificate is refused: {error.verify_message}; "
@@ -157,9 +157,10 @@ class Client:
                 pause = _asked(answer.headers, _pause(attempt), where)
             if attempt + 1 < ATTEMPTS:
                 self.wait(pause)
-        to = guard.target(url, where)
+        to = address_policy.parse_target(url, where)
         proxy = "".join(
-            f"{name} is set and is not honoured; " for name in proxies.unused(*to.server[:2])
+            f"{name} is set and is not honoured; "
+            for name in proxies.unused_proxies(*to.server[:2])
         )
         raise RemoteError(
             f"{where}: cannot be read: {why}; {proxy}try again later, or check the address"
@@ -181,7 +182,7 @@ class Client:
         before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
         for _ in range(MAX_STEPS + 1):
-            to = guard.target(url, where)
+            to = address_policy.parse_target(url, where)
             if before is not None and before[0].server != to.server:
                 sent.pop("Authorization", None)  # a token is for the host it was given for
             with TRAFFIC.request():
@@ -222,7 +223,7 @@ class Client:
         sent: Headers,
     ) -> _Reply:
         addresses = self._addresses(to)
-        guard.judge(to, addresses, before, where)
+        address_policy.check_connection(to, addresses, before, where)
         closed = self._closed
         for _ in range(2):
             kept = self._kept(to)
@@ -237,7 +238,7 @@ class Client:
                 response = connection.getresponse()
                 timed.begin_body()
                 found = _headers(response)
-                body = Body(response, found)
+                body = ResponseBody(response, found)
             except (ConnectionError, http.client.RemoteDisconnected, BrokenPipeError):
                 connection.close()
                 if kept is None:
@@ -247,7 +248,7 @@ class Client:
                 connection.close()
                 raise
             return _Reply(to, connection, response, found, body, addresses, closed)
-        raise Cut("kept connections were closed")
+        raise ConnectionCut("kept connections were closed")
 
     def _addresses(self, to: RequestTarget) -> Sequence[str]:
         """Resolve a host once: a name that changes its address would pass the judge twice."""
@@ -267,7 +268,7 @@ class Client:
     def _connect(self, to: RequestTarget, addresses: Sequence[str]) -> http.client.HTTPConnection:
         error: OSError | None = None
         context = _tls() if to.scheme == "https" else None
-        for name in proxies.unused(to.scheme, to.host):
+        for name in proxies.unused_proxies(to.scheme, to.host):
             TRAFFIC.tell(f"{name} is set and is not honoured: {to.host} is asked without a proxy")
         for address in addresses[:MAX_ADDRESSES]:
             try:
@@ -278,7 +279,7 @@ class Client:
             if context is not None:
                 sock = _secured(sock, context, to.host)
             connection = http.client.HTTPConnection(to.host, to.port)
-            if to.port == guard.PORTS[to.scheme]:
+            if to.port == address_policy.PORTS[to.scheme]:
                 connection.default_port = to.port
             connection.sock = TimedSocket(sock, self.limits, self.clock)
             return connection
@@ -312,7 +313,10 @@ def _secured(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.
 
 
 def _joined(url: str, location: str) -> str:
-    """Return where a redirect leads; text that is no URL as it is, for `guard.target` to refuse."""
+    """Return where a redirect leads, and text that is no URL as it is.
+
+    `address_policy.parse_target` refuses it.
+    """
     try:
         return urljoin(url, location)
     except ValueError:
@@ -340,7 +344,7 @@ def _read(reply: _Reply, size: int) -> bytes:
     data = reply.body.read(size)
     TRAFFIC.count(received=len(data))
     if len(data) < size:
-        raise Cut(f"the answer ends after {len(data)} of {size} bytes")
+        raise ConnectionCut(f"the answer ends after {len(data)} of {size} bytes")
     return data
 
 
@@ -351,7 +355,7 @@ def _read_all(reply: _Reply, most: int) -> bytearray:
         TRAFFIC.count(received=len(piece))
         data += piece
         if len(data) > most:
-            raise Cut(f"the answer goes on after {most} bytes")
+            raise ConnectionCut(f"the answer goes on after {most} bytes")
     return data
 
 
@@ -365,7 +369,7 @@ def _digest(reply: _Reply, size: int) -> str:
     return digest.hexdigest()
 
 
-def _told(error: Exception, limits: Limits) -> str:
+def _told(error: Exception, limits: ResponseLimits) -> str:
     if isinstance(error, TimeoutError):
         return f"no byte for {limits.silence:.0f} seconds"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__

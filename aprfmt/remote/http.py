@@ -10,9 +10,9 @@ from typing import TypeVar
 from urllib.parse import unquote, urlunsplit
 
 from aprfmt.errors import UsageError
-from aprfmt.remote.guard import parts_of, target
-from aprfmt.remote.ranges import Denied, Gone, Ranges
-from aprfmt.remote.site import FileFacts, known
+from aprfmt.remote.address_policy import parse_target, url_parts
+from aprfmt.remote.ranges import AccessDenied, NotFoundError, RangeReader
+from aprfmt.remote.site import FileFacts, require_answer
 from aprfmt.remote.sites import SiteSpec
 
 T = TypeVar("T")
@@ -24,14 +24,14 @@ _FOLDERS: dict[tuple[str, str], set[str]] = {}
 
 
 def _settle(text: str) -> Sequence[str]:
-    parts, bare = parts_of(text), _bare(text)
+    parts, bare = url_parts(text), _bare(text)
     if parts is None:
         raise UsageError(f"{bare}: is no address; expected https://HOST/FILE")
     host = parts.netloc.rpartition("@")[2].lower()
     key, inner = (f"{parts.scheme}:", host), parts.path.strip("/")
     if not host or ".." in inner.split("/"):
         raise UsageError(f"{parts.scheme}://{host}{parts.path}: is no address of a file")
-    target(f"{key[0]}//{host}/", bare)  # raises where no request could be made of it
+    parse_target(f"{key[0]}//{host}/", bare)  # raises where no request could be made of it
     _remember(_QUERIES.setdefault(key, {}), inner, parts.query, bare, "query")
     if "@" in parts.netloc:
         login = unquote(parts.netloc.rpartition("@")[0])
@@ -65,7 +65,7 @@ class HttpSite:
 
     def __init__(self, root: Sequence[str]) -> None:
         self._key = root[0], root[1]
-        self._ranges = Ranges()
+        self._ranges = RangeReader()
         self._headers = {}
         if self._key in _PASSWORDS:
             login = b64encode(_PASSWORDS[self._key].encode()).decode("ascii")
@@ -83,9 +83,9 @@ class HttpSite:
         if inner not in self._first:
             try:
                 found = self._ranges.first(self._url(inner), self._where(inner), self._headers)
-            except Gone:
+            except NotFoundError:
                 self._first[inner] = None
-            except Denied as error:
+            except AccessDenied as error:
                 raise type(error)(f"{error}; give an address that may be read", {}) from None
             else:
                 self._first[inner] = found
@@ -110,7 +110,7 @@ class HttpSite:
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return what is known of a file, and its first bytes."""
-        return known(self._asked(inner), self._where(inner))
+        return require_answer(self._asked(inner), self._where(inner))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the file that `facts` describe."""

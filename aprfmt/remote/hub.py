@@ -19,8 +19,8 @@ from urllib.parse import quote
 from aprfmt.errors import RemoteError, UsageError
 from aprfmt.remote.client import Headers
 from aprfmt.remote.paths import hub_cache, hub_home
-from aprfmt.remote.ranges import Denied, Gone, Ranges
-from aprfmt.remote.site import FIRST, FileFacts, identity_of, is_strong, missing
+from aprfmt.remote.ranges import AccessDenied, NotFoundError, RangeReader
+from aprfmt.remote.site import FIRST, FileFacts, identity_of, is_strong, not_found_error
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -32,12 +32,12 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%-]{0,200}")
 _WEIGHTS = (".safetensors", ".gguf", ".apr", ".bin", ".pt", ".pth", ".ckpt")
 
 
-def endpoint() -> str:
+def hub_endpoint() -> str:
     """Return where the hub is."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
 
-def token() -> str:
+def hub_token() -> str:
     """Return the user's token, from the environment or as `hf auth login` left it; "" without."""
     return _token()[0]
 
@@ -68,7 +68,7 @@ def _settle(text: str) -> Sequence[str] | Path:
         raise UsageError(f"{text}: {parts[0]}/{name} is no name of a repository")
     if revision and not _REVISION.fullmatch(revision):
         raise UsageError(f"{text}: {revision!r} is no revision (a `/` in it is written %2F)")
-    kept = snapshot(f"{parts[0]}/{name}", revision.replace("%2F", "/") or "main")
+    kept = cached_snapshot(f"{parts[0]}/{name}", revision.replace("%2F", "/") or "main")
     if kept is not None:
         path = kept.joinpath(*parts[2:])
         if path.is_file() if parts[2:] else _is_model(kept):
@@ -77,7 +77,7 @@ def _settle(text: str) -> Sequence[str] | Path:
     return ["hf:", *parts]
 
 
-def snapshot(repository: str, revision: str) -> Path | None:
+def cached_snapshot(repository: str, revision: str) -> Path | None:
     """Return the snapshot of a revision in the local hub cache, None where it has none."""
     folder = hub_cache() / ("models--" + repository.replace("/", "--"))
     commit = revision
@@ -92,8 +92,8 @@ def snapshot(repository: str, revision: str) -> Path | None:
 
 def _is_model(folder: Path) -> bool:
     """Say whether weights lie in a snapshot, all files that an index names included."""
-    from aprfmt.formats.jsonio import load_file
-    from aprfmt.formats.shardset import MAX_INDEX
+    from aprfmt.formats.bounded_json import load_file
+    from aprfmt.formats.shard_set import MAX_INDEX
 
     for path in [*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")]:
         named = load_file(path, MAX_INDEX).get("weight_map", {}).values()
@@ -122,8 +122,8 @@ class HubSite:
         self._owner = root[1]
         self._name, _, self._revision = root[2].partition("@")
         self._shown = f"hf://{root[1]}/{root[2]}"
-        self._endpoint = endpoint()
-        self._ranges = Ranges()
+        self._endpoint = hub_endpoint()
+        self._ranges = RangeReader()
         self._lock = threading.Lock()
         self._listed: tuple[str, Mapping[str, _Row]] | None = None
         self._wholes: dict[str, bytes] = {}
@@ -150,7 +150,7 @@ class HubSite:
             return self._listed
 
     def _ask(self) -> tuple[str, Mapping[str, _Row]]:
-        from aprfmt.formats.jsonio import loads
+        from aprfmt.formats.bounded_json import loads
 
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise RemoteError(
@@ -162,9 +162,9 @@ class HubSite:
         )
         try:
             text = self._ranges.whole(url, self._shown, self._headers, MAX_LISTING)
-        except Denied as error:
+        except AccessDenied as error:
             raise self._denied(error.headers) from None
-        except Gone:
+        except NotFoundError:
             raise RemoteError(
                 f"{self._shown}: the hub has no such repository or revision; check the name"
             ) from None
@@ -248,12 +248,12 @@ class HubSite:
         """Return what is known of a file, and its first bytes; a small text whole."""
         row, told = self._row(inner), self.facts(inner)
         if row is None or told is None:
-            raise missing(self._where(inner))
+            raise not_found_error(self._where(inner))
         if not row.apart:
             return told, self._whole(inner, row)[:FIRST]
         try:
             seen, head = self._ranges.first(self._url(inner), self._where(inner), self._headers)
-        except Denied as error:
+        except AccessDenied as error:
             raise self._denied(error.headers) from None
         if seen.size != row.size:
             raise RemoteError(
@@ -270,7 +270,7 @@ class HubSite:
                 found = self._ranges.whole(
                     self._url(inner), self._where(inner), self._headers, most
                 )
-            except Denied as error:
+            except AccessDenied as error:
                 raise self._denied(error.headers) from None
             if len(found) != row.size:
                 raise RemoteError(
@@ -294,7 +294,7 @@ class HubSite:
             return self._ranges.fetch(
                 self._url(inner), self._where(inner), self._headers, facts, start, stop
             )
-        except Denied as error:
+        except AccessDenied as error:
             raise self._denied(error.headers) from None
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
@@ -304,7 +304,7 @@ class HubSite:
             return hashlib.sha256(self._whole(inner, row)).hexdigest()
         try:
             return self._ranges.one_pass(self._url(inner), self._where(inner), self._headers, facts)
-        except Denied as error:
+        except AccessDenied as error:
             raise self._denied(error.headers) from None
 
 
@@ -314,4 +314,4 @@ def _hexadecimal(found: object, digits: int) -> str:
     return str(found) if right else ""
 
 
-SITE = SiteSpec(2, HubSite, _settle, endpoint)
+SITE = SiteSpec(2, HubSite, _settle, hub_endpoint)

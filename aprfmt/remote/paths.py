@@ -124,7 +124,7 @@ class RemotePath(_Path):
         return self
 
 
-def place(given: Any) -> Path:
+def parse_location(given: Any) -> Path:
     """Return a path, or the address that a text names, as a path.
 
     An address whose file lies in the local hub cache is the path of that. Raises UsageError for an
@@ -134,9 +134,9 @@ def place(given: Any) -> Path:
         return given
     if not _ADDRESS.match(text := os.fspath(given)) or os.path.exists(text):
         return Path(given)
-    from aprfmt.remote.sites import settle
+    from aprfmt.remote.sites import resolve_address
 
-    parts = settle(text)
+    parts = resolve_address(text)
     return parts if isinstance(parts, Path) else RemotePath(*parts)
 
 
@@ -151,12 +151,12 @@ def is_remote(path: Path) -> bool:
     return isinstance(path, RemotePath)
 
 
-def lists(path: Path) -> bool:
+def can_list(path: Path) -> bool:
     """Say whether one can know which files lie in a folder without asking for each."""
     return not isinstance(path, RemotePath) or path.site.lists(path.inner)
 
 
-def each(paths: Sequence[Path], act: Callable[[Path], T]) -> list[T]:
+def map_paths(paths: Sequence[Path], act: Callable[[Path], T]) -> list[T]:
     """Return `act` of every path, in order; several at a time where the paths are addresses.
 
     The first error in that order is raised.

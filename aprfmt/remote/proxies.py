@@ -6,7 +6,7 @@ from collections.abc import Iterator
 _ALL = "all_proxy"
 
 
-def unused(scheme: str, host: str) -> Iterator[str]:
+def unused_proxies(scheme: str, host: str) -> Iterator[str]:
     """Yield the variable that names a proxy for a host, nothing where none does.
 
     The lower-case spelling comes first, and NO_PROXY excepts hosts, as urllib.request has it.

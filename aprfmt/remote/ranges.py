@@ -5,18 +5,25 @@ import re
 import threading
 from collections.abc import Mapping
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import RemoteError
 from aprfmt.remote import client
-from aprfmt.remote.body import content_length
 from aprfmt.remote.client import Headers
-from aprfmt.remote.site import FIRST, FileFacts, changed, identity_of, is_strong, missing
+from aprfmt.remote.response_body import content_length
+from aprfmt.remote.site import (
+    FIRST,
+    FileFacts,
+    changed_error,
+    identity_of,
+    is_strong,
+    not_found_error,
+)
 
 _RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19})")
 _DENIED = (401, 403)
 
 
-class Denied(RemoteError):
+class AccessDenied(RemoteError):
     """The server wants to know who asks."""
 
     def __init__(self, message: str, headers: Headers) -> None:
@@ -24,11 +31,11 @@ class Denied(RemoteError):
         self.headers = headers
 
 
-class Gone(RemoteError):
+class NotFoundError(RemoteError):
     """The file does not exist at that address."""
 
 
-class Ranges:
+class RangeReader:
     """Reads ranges of files by URL; redirects are remembered as long as they work."""
 
     def __init__(self) -> None:
@@ -77,10 +84,10 @@ class Ranges:
         def wanted(status: int, found: Headers) -> int:
             begin, end, size = _judged(status, found, where)
             if size != facts.size:
-                raise changed(where, "its size", size, facts.size)
+                raise changed_error(where, "its size", size, facts.size)
             if (tag := _tag(found)) != facts.tag:
                 what = "its ETag" if '"' in facts.tag + tag else "its date"
-                raise changed(where, what, _shown(tag), _shown(facts.tag))
+                raise changed_error(where, what, _shown(tag), _shown(facts.tag))
             if (begin, end) != (start, stop):
                 raise _wrong(where, found, f"bytes {start}-{stop - 1}/{size}")
             return stop - start
@@ -91,7 +98,7 @@ class Ranges:
             try:
                 safe = {name: value for name, value in asked.items() if name != "Authorization"}
                 return client.CLIENT.get(final, where, safe, wanted, hashed)
-            except (Denied, Gone):
+            except (AccessDenied, NotFoundError):
                 pass  # a signed address has run out: ask for a new one
         answer = client.CLIENT.get(url, where, asked, wanted, hashed)
         with self._lock:
@@ -134,9 +141,11 @@ def _parsed(headers: Headers) -> tuple[int, ...]:
 
 def _check_status(status: int, headers: Headers, where: str, expected: int) -> None:
     if status in (404, 410):
-        raise Gone(str(missing(where)))
+        raise NotFoundError(str(not_found_error(where)))
     if status in _DENIED:
-        raise Denied(f"{where}: the server answers {status}: it wants to know who asks", headers)
+        raise AccessDenied(
+            f"{where}: the server answers {status}: it wants to know who asks", headers
+        )
     if status == 200 and expected == 206:
         raise RemoteError(
             f"{where}: the server sends whole files only (200 to a request for a range), which is "

@@ -80,19 +80,19 @@ class Site(Protocol):
         ...
 
 
-def missing(where: str) -> RemoteError:
+def not_found_error(where: str) -> RemoteError:
     """Return the error of a file that is not there."""
     return RemoteError(f"{where}: the site has no such file; check the address")
 
 
-def known(found: tuple[FileFacts, bytes] | None, where: str) -> tuple[FileFacts, bytes]:
+def require_answer(found: tuple[FileFacts, bytes] | None, where: str) -> tuple[FileFacts, bytes]:
     """Return a first answer; RemoteError where there was none."""
     if found is None:
-        raise missing(where)
+        raise not_found_error(where)
     return found
 
 
-def changed(where: str, what: str, found: object, expected: object) -> RemoteError:
+def changed_error(where: str, what: str, found: object, expected: object) -> RemoteError:
     """Return the error of a file whose bytes are not those of its first answer any more."""
     return RemoteError(
         f"{where}: changed while it was read ({what} is {found}, it was {expected}); start again"

@@ -35,11 +35,11 @@ SITES: Registry[SiteSpec] = Registry(
         "s3": "aprfmt.remote.buckets:SITE",
         "gs": "aprfmt.remote.buckets:SITE",
         "az": "aprfmt.remote.buckets:SITE",
-        "file": "aprfmt.remote.local:SITE",
+        "file": "aprfmt.remote.file_urls:SITE",
     },
     UsageError,
 )
-OTHER = "aprfmt.remote.anywhere:SITE"  # every scheme that the table has not
+OTHER = "aprfmt.remote.fsspec_sites:SITE"  # every scheme that the table has not
 
 _open: dict[tuple[str, ...], Site] = {}
 _lock = threading.Lock()
@@ -53,7 +53,7 @@ def spec_of(scheme: str) -> SiteSpec:
     return found
 
 
-def settle(text: str) -> Sequence[str] | Path:
+def resolve_address(text: str) -> Sequence[str] | Path:
     """Return the components of an address, or the path where its file lies on this machine."""
     scheme, _, rest = text.partition(":")
     spec = spec_of(scheme.lower())
@@ -76,7 +76,7 @@ def site_at(parts: Sequence[str]) -> tuple[Site, str]:
         return _open[key], inner
 
 
-def forget() -> None:
+def forget_sites() -> None:
     """Let go of all sites, and of what is known of their files."""
     with _lock:
         _open.clear()

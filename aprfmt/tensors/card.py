@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 SHOWN = 6  # values
 
 
-def card(tensor: "View") -> str:
+def tensor_card(tensor: "View") -> str:
     """Return a tensor's facts as HTML, and its first values where a row can be cut out alone."""
     first, wrong = "", tensor.damage
     try:

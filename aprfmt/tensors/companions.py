@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from aprfmt.base.encodings import BY_CLAIM, every
+from aprfmt.base.encodings import BY_CLAIM, all_encodings
 from aprfmt.base.protocols import LazyTensor, TensorInfo, Value
 from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 
@@ -92,8 +92,8 @@ def _find_claimed(
     """Find the weights that a tensor beside them, by its name, says are stored in an encoding."""
     from aprfmt.codecs import CODECS
 
-    if section_of(config) is not None:
-        every()  # other packages' claims: only what config.json speaks of is worth the look
+    if quantization_section(config) is not None:
+        all_encodings()  # other packages' claims: only what config.json speaks of is worth the look
     stems = {claim.partition("__")[0] for claim in BY_CLAIM}
     found: dict[str, FoundWeight] = {}
     for stem in stems:
@@ -176,7 +176,7 @@ MODULE_LISTS = (
 _TEXT = "text_config"  # of a model with towers, which may have the section of its text part
 
 
-def section_of(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
+def quantization_section(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
     """Return what a configuration says of its quantization, be it that of its text part."""
     inner = config.get(_TEXT)
     for place in (config, inner if isinstance(inner, Mapping) else {}):
@@ -188,8 +188,8 @@ def section_of(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
 
 
 def key_of_section(config: Mapping[str, Value]) -> str:
-    """Return the key of the section that `section_of` returns; "" where it is the text part's."""
-    section = section_of(config)
+    """Return the key of the section that `quantization_section` returns; "" where it is the text part's."""
+    section = quantization_section(config)
     return next((key for key in SECTIONS if section is not None and config.get(key) is section), "")
 
 
@@ -197,7 +197,7 @@ def _find_dialect(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
     """Find the weights of a dialect: a main part that only it has, or one with its scales."""
-    section = section_of(config)
+    section = quantization_section(config)
     if section is None:
         return {}
     from aprfmt.codecs.dialects import beyond, dialects_at, dialects_of
@@ -269,7 +269,7 @@ def _named(dialect: "Dialect", prefix: str, tensors: Tensors) -> Mapping[str, st
     return {"": prefix + dialect.main, **beside}
 
 
-def as_part(tensor: LazyTensor) -> "StoredPart":
+def stored_part(tensor: LazyTensor) -> "StoredPart":
     """Return a stored tensor as a part: its bytes, encoding and shape."""
     from aprfmt.codecs.dialect import StoredPart
 
@@ -282,7 +282,7 @@ def _join_dialect(
     from aprfmt.codecs.lattice import PackedWeight
 
     def read() -> "dict[str, StoredPart]":
-        return {suffix or dialect.main: as_part(part) for suffix, part in parts.items()}
+        return {suffix or dialect.main: stored_part(part) for suffix, part in parts.items()}
 
     try:
         shape = dialect.shape_of(read(), section)
@@ -320,7 +320,7 @@ def _find_unclaimed(
 def _join_unclaimed(name: str, dialect: "Dialect", parts: Tensors) -> Joined:
     from aprfmt.codecs.fp8_block import UNCLAIMED, plain_scale
 
-    held = {suffix or dialect.main: as_part(part) for suffix, part in parts.items()}
+    held = {suffix or dialect.main: stored_part(part) for suffix, part in parts.items()}
     try:
         if plain_scale(held):
             return _join_dialect(name, dialect, UNCLAIMED, parts)
@@ -336,7 +336,7 @@ def _join_unclaimed(name: str, dialect: "Dialect", parts: Tensors) -> Joined:
 FAMILIES: tuple[Family, ...] = (_find_claimed, _find_scaled, _find_dialect, _find_unclaimed)
 
 
-def any_joined(tensors: Tensors) -> bool:
+def has_parts(tensors: Tensors) -> bool:
     """Say whether a tensor has parts. A file may hold a million, most of a class that has none."""
     classes = {
         kind for kind in set(map(type, tensors.values()))
@@ -351,7 +351,7 @@ def _raise(error: AprfmtError) -> None:
     raise error
 
 
-def join(
+def join_companions(
     tensors: Mapping[str, LazyTensor],
     config: Mapping[str, Value] | None = None,
     fault: Fault | None = None,
@@ -381,7 +381,7 @@ def join(
                 joined.pop(stored, None)  # an APR file has the main part as `WEIGHT@NF4`
             info = TensorInfo(weight, shape, encoding, main.offset, main.nbytes, None)
             joined[weight] = JoinedTensor(info, parts, packed)
-    if joined.keys() == tensors.keys() and not any_joined(joined):
+    if joined.keys() == tensors.keys() and not has_parts(joined):
         return joined
     order = {name: i for i, name in enumerate(tensors)}
     first = {

@@ -12,11 +12,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.overlap import overlapped
+from aprfmt.base.background_iterator import iterate_ahead
 from aprfmt.base.protocols import ByteSource, LazyTensor
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats.mapped import Buffer, MappedFile, cut_line, open_bytes
-from aprfmt.tensors.runs import all_runs, windows
+from aprfmt.formats.mapped_file import Buffer, MappedFile, open_bytes, truncation_line
+from aprfmt.tensors.runs import all_runs, byte_windows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,7 @@ def _pieces(file: ByteSource) -> Iterator[memoryview]:
     elif file.size <= PIECE:
         yield from _read(file, fd)
     else:
-        with closing(overlapped(_read(file, fd))) as pieces:
+        with closing(iterate_ahead(_read(file, fd))) as pieces:
             yield from pieces
 
 
@@ -77,14 +77,14 @@ def _read(file: ByteSource, fd: int) -> Iterator[memoryview]:
             said = f"{file.path}: cannot be read at byte {at}: {error.strerror}"
             raise FormatError(said) from error
         if not count:
-            raise FormatError(cut_line(file.path, file.size, at))
+            raise FormatError(truncation_line(file.path, file.size, at))
         yield buffer[:count]
         at += count
 
 
 def raw_sha256(tensor: LazyTensor) -> str:
     """Return the hex SHA-256 of the stored bytes; companions follow in suffix order."""
-    return sha256(windows(all_runs(tensor)))
+    return sha256(byte_windows(all_runs(tensor)))
 
 
 def decoded_sha256(values: "NDArray[Any]") -> str:
@@ -108,7 +108,7 @@ def view_sha256(view: "View") -> str:
             for tensor in view.stored:
                 tensor.drop()
 
-    return sha256(overlapped(pieces()))
+    return sha256(iterate_ahead(pieces()))
 
 
 def _shape_line(shape: Sequence[int]) -> bytes:

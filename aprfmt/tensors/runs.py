@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from aprfmt.base.columns import FEW, Columns
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import ByteSource, LazyTensor
-from aprfmt.formats.mapped import MappedFile, StoredTensor
+from aprfmt.formats.mapped_file import MappedFile, StoredTensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,7 +158,7 @@ def all_runs(tensor: LazyTensor) -> list[ByteRun]:
     return [ByteRun(part, 0, part.info.nbytes) for part in parts]
 
 
-def expect(runs: Sequence[ByteRun]) -> None:
+def expect_reads(runs: Sequence[ByteRun]) -> None:
     """Say that the bytes of runs will be read in windows; only the first large ones count."""
     for run in runs[:2]:
         run.tensor.expect(run.start, run.start + run.nbytes)
@@ -176,10 +176,10 @@ def _one_place(a: ByteRun, b: ByteRun) -> bool:
     mine, theirs = a.tensor.lies(a.start), b.tensor.lies(b.start)
     if mine is None or theirs is None or a.nbytes != b.nbytes or mine[1] != theirs[1]:
         return False
-    return type(a.tensor) is type(b.tensor) and same_file(mine[0], theirs[0])
+    return type(a.tensor) is type(b.tensor) and same_published_file(mine[0], theirs[0])
 
 
-def same_file(a: ByteSource, b: ByteSource) -> bool:
+def same_published_file(a: ByteSource, b: ByteSource) -> bool:
     """Say whether one SHA-256 is published for two files; of a file here it is computed, once."""
     if a.size != b.size or not (a.sha256 or b.sha256):
         return False
@@ -192,7 +192,7 @@ def same_file(a: ByteSource, b: ByteSource) -> bool:
     return a.sha256 == b.sha256
 
 
-def windows(
+def byte_windows(
     runs: Sequence[ByteRun], size: int = WINDOW
 ) -> Generator[bytes | memoryview, None, None]:
     """Yield the concatenated bytes of the runs in windows of `size`, the last one shorter.
@@ -201,7 +201,7 @@ def windows(
     """
     data = RunBytes(runs)
     if len(data) > size:
-        expect(runs)
+        expect_reads(runs)
     for start in range(0, len(data), size):
         stop = min(start + size, len(data))
         try:
@@ -219,13 +219,13 @@ def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun], size: int = WIN
     if published_equal(a, b):
         return None
     at = 0
-    expect(a)
-    expect(b)
+    expect_reads(a)
+    expect_reads(b)
     if isinstance(a, Columns) or isinstance(b, Columns):
         size //= 4
-    with closing(windows(a, size)) as of_a, closing(windows(b, size)) as of_b:
+    with closing(byte_windows(a, size)) as of_a, closing(byte_windows(b, size)) as of_b:
         for left, right in zip(of_a, of_b, strict=False):
-            found = differs(left, right)
+            found = difference_offset(left, right)
             if found is not None:
                 return at + found
             at += len(left)
@@ -233,15 +233,15 @@ def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun], size: int = WIN
     return None if total_a == total_b else min(total_a, total_b)
 
 
-def differs(a: bytes | memoryview, b: bytes | memoryview) -> int | None:
+def difference_offset(a: bytes | memoryview, b: bytes | memoryview) -> int | None:
     """Return the offset of the first byte that differs, or at which one ends; None where equal."""
     import numpy as np
 
-    from aprfmt.tensors.equal import equal
+    from aprfmt.tensors.memory_compare import bytes_equal
 
     x, y = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
     shorter = min(x.size, y.size)
-    if not equal(x[:shorter], y[:shorter]):
+    if not bytes_equal(x[:shorter], y[:shorter]):
         return int(np.argmax(x[:shorter] != y[:shorter]))
     return None if x.size == y.size else shorter
 

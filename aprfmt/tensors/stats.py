@@ -16,7 +16,7 @@ from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
 from aprfmt.codecs.credible import check_beside, check_inputs
 from aprfmt.codecs.parallel import cpu_count
-from aprfmt.tensors.norms import dot
+from aprfmt.tensors.norms import exact_dot
 
 if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
@@ -98,7 +98,7 @@ class Accumulator:
         wide = chunk.astype(np.float64)
         shift = float(wide[0])  # deviations from some value: constants come out exact
         wide -= shift
-        total, squares = float(wide.sum()), dot(wide, wide)
+        total, squares = float(wide.sum()), exact_dot(wide, wide)
         n = chunk.size
         self._join(n, shift + total / n, max(squares - total * total / n, 0.0))
 
@@ -141,14 +141,14 @@ class Accumulator:
         )
 
 
-def compute(values: Any, threads: int = 1) -> Stats:
+def compute_stats(values: Any, threads: int = 1) -> Stats:
     """Return the statistics of a numpy array; they do not depend on `threads`."""
     accumulator = Accumulator(threads)
     accumulator.add(values)
     return accumulator.result()
 
 
-def merge(parts: Iterable[Stats]) -> Stats:
+def merge_stats(parts: Iterable[Stats]) -> Stats:
     """Return the statistics of several tensors joined, from their statistics alone."""
     accumulator = Accumulator()
     for part in parts:

@@ -5,17 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.base.protocols import LazyTensor, Value, damage_of, raw_parts
-from aprfmt.base.shapes import matrix
-from aprfmt.base.shown import public_dir, short_repr
+from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.object_repr import public_dir, short_repr
+from aprfmt.base.protocols import LazyTensor, Value, raw_parts, tensor_damage
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.errors import ArchError, CodecError, FormatError, UnsupportedError
 from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, element_runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from aprfmt.arch.bind import Group
+    from aprfmt.arch.binding import BoundGroup
     from aprfmt.arch.spec import LayoutStep, Move
     from aprfmt.codecs.lattice import Lattice
     from aprfmt.tensors.packed_rows import PackedRows
@@ -77,7 +77,7 @@ class View:
         self,
         *stored: LazyTensor,
         role: str | None = None,
-        group: "Group | None" = None,
+        group: "BoundGroup | None" = None,
         hp: Mapping[str, Value] | None = None,
         record: "tuple[str, Value] | None" = None,
     ) -> None:
@@ -153,7 +153,7 @@ class View:
     @property
     def damage(self) -> str:
         """Why the bytes it is made of cannot be read; "" where nothing is wrong."""
-        return next((found for tensor in self.stored if (found := damage_of(tensor))), "")
+        return next((found for tensor in self.stored if (found := tensor_damage(tensor))), "")
 
     def __repr__(self) -> str:
         return short_repr(self, self.name, list(self.shape), self.encoding)
@@ -163,9 +163,9 @@ class View:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        from aprfmt.tensors.card import card
+        from aprfmt.tensors.card import tensor_card
 
-        return card(self)
+        return tensor_card(self)
 
     # --- bytes ------------------------------------------------------------------------------
 
@@ -177,12 +177,12 @@ class View:
         """
         if self.damage:
             raise FormatError(self.damage)
-        from aprfmt.arch.moves import chained
+        from aprfmt.arch.element_moves import chain_steps
 
         shapes = [[tensor.info.shape for tensor in self.stored]]
         for step in self.layout[:-1]:
             shapes.append(step.shapes(shapes[-1], self._hp))
-        moves = chained(self.layout, shapes, self._hp, back=False)
+        moves = chain_steps(self.layout, shapes, self._hp, back=False)
         if moves is None:
             return None
         return moves[self._index]
@@ -279,7 +279,7 @@ class View:
         import numpy as np
 
         from aprfmt.codecs import decode, encode
-        from aprfmt.tensors.restore import restore_bits
+        from aprfmt.tensors.restoration import restore_bits
 
         name, patch = self._record
         logical = [decode_tensor(self.stored[0])]
@@ -370,7 +370,7 @@ class View:
 
         Where rows cannot be cut out of the stored bytes, everything is decoded for them.
         """
-        rows, columns = matrix(self.shape)
+        rows, columns = matrix_shape(self.shape)
         if self.by_rows is not None:
             return self.by_rows.rows(start, stop)
         if self.data is None or self.stored_row_bytes is None:
@@ -379,7 +379,7 @@ class View:
 
     def chunks(self, elements: int) -> "Iterator[tuple[int, int, NDArray[Any]]]":
         """Yield (first row, end, values) over all rows, each of about so many elements."""
-        rows, columns = matrix(self.shape)
+        rows, columns = matrix_shape(self.shape)
         step = max(1, elements // max(columns, 1))
         by_rows = self.stored_row_bytes is not None or self.by_rows is not None
         held = None if by_rows else self.numpy().reshape(rows, columns)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.arch.bind import bind, groups_for
+from aprfmt.arch.binding import bind_names, groups_for
 from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.session import Session
@@ -53,7 +53,7 @@ def _check_names(model: Model) -> None:
         groups = groups_for(model.spec, style, model.roles, model.hyper)
         names = [name for group in groups for name in group.stored]
         assert len(set(names)) == len(names), f"{model.spec.name}: {style} names occur twice"
-        bound = bind(model.spec, style, names)
+        bound = bind_names(model.spec, style, names)
         back = {role for group in bound.groups for role in group.roles}
         lost = sorted(set(model.roles) ^ back)
         assert not lost, f"{model.spec.name}: {style} names do not lead back to {lost}"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.codecs import CODECS, decode, decode_chunked, encode
 from aprfmt.codecs.base import Array, Codec
 from aprfmt.errors import CodecError
@@ -22,7 +22,7 @@ def check_codec(name: str, seed: int = 0) -> tuple[str, ...]:
     A codec of several parts is checked with the bytes it encodes, others with random bytes too.
     """
     codec = CODECS[name]
-    row = encoding(name)
+    row = find_encoding(name)
     found = (codec.name, codec.block_size, codec.type_size)
     expected = (name, row.block_size, row.type_size)
     assert found == expected, f"{name}: name and block are {found}; the table says {expected}"
@@ -38,7 +38,7 @@ def check_codec(name: str, seed: int = 0) -> tuple[str, ...]:
 
 def _check_bytes(name: str, codec: Codec, seed: int) -> None:
     """Decode random bytes whole and in pieces; refuse every other length."""
-    row, count = encoding(name), _BLOCKS * codec.block_size
+    row, count = find_encoding(name), _BLOCKS * codec.block_size
     raw = np.random.default_rng(seed).integers(0, 64, row.nbytes((count,)), np.uint8).tobytes()
     values = decode(name, raw, (count,))
     assert values.shape == (count,), f"{name}: decoded to {values.shape}; expected {(count,)}"
@@ -74,7 +74,7 @@ def _check_encoder(name: str, codec: Codec, seed: int) -> bool:
         assert "no encoder" in str(error), f"{name}: cannot encode normal numbers: {error}"
         return False
     assert parts == _encoded(name, values), f"{name}: encoding twice gave other bytes"
-    expected = encoding(name).nbytes(values.shape)
+    expected = find_encoding(name).nbytes(values.shape)
     found = len(parts[""])
     assert found == expected, f"{name}: encoded to {found} bytes; the table says {expected}"
     back = np.asarray(decode(name, parts, values.shape), np.float64)

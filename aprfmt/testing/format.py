@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats import FORMATS, FormatSpec, detect, open_sink, open_source
+from aprfmt.formats import FORMATS, FormatSpec, detect_format, open_sink, open_source
 
 _METADATA = {"general.architecture": "toy", "general.name": "na\u00efve \u6a21"}
 _FLIPS = 200
@@ -70,7 +70,7 @@ def _tensors(spec: FormatSpec, seed: int) -> dict[str, tuple[TensorInfo, bytes]]
 def _check_content(
     spec: FormatSpec, path: Path, data: Mapping[str, tuple[TensorInfo, bytes]]
 ) -> None:
-    found = detect(path).name
+    found = detect_format(path).name
     assert found == spec.name, f"{spec.name}: its own file is recognised as {found}"
     with open_source(path) as source:
         missing = sorted(set(data) ^ set(source.tensors))

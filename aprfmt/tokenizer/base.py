@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aprfmt.base.shown import short_repr
+from aprfmt.base.object_repr import short_repr
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.vocabulary import filler

@@ -174,7 +174,7 @@ class Carried:
         return self._beside
 
     def _object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
-        from aprfmt.formats.jsonio import loads
+        from aprfmt.formats.bounded_json import loads
 
         value = loads(text, where, max_bytes=limit, nonfinite=True)
         if not isinstance(value, Mapping):

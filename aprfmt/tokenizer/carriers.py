@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
@@ -44,7 +44,7 @@ def has_tokenizer(carried: Carried) -> bool:
 # --- GGUF -----------------------------------------------------------------------------------
 
 
-def to_gguf(model: "Model") -> dict[str, Value | Typed]:
+def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
     """Return `tokenizer.*` keys for a GGUF, with their types; {} without a tokenizer.
 
     The keys of a GGUF are kept unchanged, also after a conversion to APR. Raises ConversionError
@@ -57,7 +57,7 @@ def to_gguf(model: "Model") -> dict[str, Value | Typed]:
     if back or not has_tokenizer(carried):
         return back
     data = carried.parse_tokenizer_json()
-    found: dict[str, Value | Typed] = {}
+    found: dict[str, Value | TypedValue] = {}
     if data is not None:
         vocabulary = from_json(carried, data)
         found.update(_gguf_vocabulary(carried, vocabulary, data))
@@ -74,7 +74,7 @@ def to_gguf(model: "Model") -> dict[str, Value | Typed]:
 
 def _gguf_vocabulary(
     carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None
-) -> dict[str, Value | Typed]:
+) -> dict[str, Value | TypedValue]:
     """Return the keys of a vocabulary that did not come from a GGUF."""
     if vocabulary.kind not in _MODEL_NAMES:
         raise ConversionError(
@@ -83,11 +83,11 @@ def _gguf_vocabulary(
         )
     size = max(carried.vocab_size() or 0, len(vocabulary.tokens))
     tokens, types = padded(vocabulary, size)
-    found: dict[str, Value | Typed] = {keys.MODEL.gguf: _MODEL_NAMES[vocabulary.kind]}
+    found: dict[str, Value | TypedValue] = {keys.MODEL.gguf: _MODEL_NAMES[vocabulary.kind]}
     if vocabulary.kind == "spm":
         scores = vocabulary.scores or scores_from_merges(vocabulary)
         found[keys.PRE.gguf] = _SPM_PRE
-        found[keys.SCORES.gguf] = Typed(
+        found[keys.SCORES.gguf] = TypedValue(
             [*scores, *[_ADDED_SCORE] * (size - len(scores))], keys.SCORES.type
         )
         found[keys.FLAGS["add_space_prefix"].gguf] = vocabulary.add_space_prefix
@@ -101,11 +101,11 @@ def _gguf_vocabulary(
         tokens = [_begun(token) for token in tokens]
     else:
         found[keys.PRE.gguf] = vocabulary.pre or _name(carried, data)
-        found[keys.MERGES.gguf] = Typed(list(vocabulary.merges or ()), keys.MERGES.type)
-    found[keys.TOKENS.gguf] = Typed(tokens, keys.TOKENS.type)
-    found[keys.TYPES.gguf] = Typed(types, keys.TYPES.type)
+        found[keys.MERGES.gguf] = TypedValue(list(vocabulary.merges or ()), keys.MERGES.type)
+    found[keys.TOKENS.gguf] = TypedValue(tokens, keys.TOKENS.type)
+    found[keys.TYPES.gguf] = TypedValue(types, keys.TYPES.type)
     found.update(
-        {key: Typed(value, _BY_GGUF[key].type) for key, value in _ids(carried, vocabulary)}
+        {key: TypedValue(value, _BY_GGUF[key].type) for key, value in _ids(carried, vocabulary)}
     )
     if vocabulary.kind != "wordpiece":  # always framed by [CLS] and [SEP]
         found[keys.FLAGS["add_bos_token"].gguf] = vocabulary.add_bos
@@ -113,12 +113,12 @@ def _gguf_vocabulary(
     return found
 
 
-def _framed(data: Mapping[str, Any] | None) -> dict[str, Value | Typed]:
+def _framed(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
     """Return what stands before and after every text as bos and eos, as the converter does."""
-    found: dict[str, Value | Typed] = {}
+    found: dict[str, Value | TypedValue] = {}
     for role, ids in zip(("bos", "eos"), frame(data or {}), strict=True):
         if len(ids) == 1:
-            found[keys.IDS[role].gguf] = Typed(next(iter(ids)), keys.IDS[role].type)
+            found[keys.IDS[role].gguf] = TypedValue(next(iter(ids)), keys.IDS[role].type)
     return found
 
 
@@ -208,16 +208,16 @@ def _apr_from_gguf(model: "Model") -> dict[str, Value]:
     return found
 
 
-def _back_from_apr(carried: Carried) -> dict[str, Value | Typed]:
+def _back_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
     """Return the GGUF keys an APR was made from, with present values; {} for any other APR."""
     text = carried.model.metadata.get(keys.APR_GGUF)
     if carried.model.key_style != "apr" or not isinstance(text, str):
         return {}
-    from aprfmt.formats.jsonio import loads
+    from aprfmt.formats.bounded_json import loads
 
     where = f"{carried.where}: {keys.APR_GGUF}"
     rows = loads(text, where, max_bytes=256 << 20, nonfinite=True, surrogates=True)
-    found: dict[str, Value | Typed] = {}
+    found: dict[str, Value | TypedValue] = {}
     for key, row in rows.items() if isinstance(rows, Mapping) else ():
         if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
             raise FormatError(f"{where}: {key!r} is not [type, value]; it is damaged")
@@ -226,7 +226,7 @@ def _back_from_apr(carried: Carried) -> dict[str, Value | Typed]:
         if known is not None:
             value = carried.model.metadata.get(known.apr)
         if value is not None:
-            found[key] = Typed(value, type_name) if type_name else value
+            found[key] = TypedValue(value, type_name) if type_name else value
     return found
 
 

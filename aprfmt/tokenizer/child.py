@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.base.child import start_file
+from aprfmt.base.child_process import start_file
 
 if TYPE_CHECKING:
     import subprocess

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.child import import_path
+from aprfmt.base.child_process import import_path
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer.child import start_library_child
 from aprfmt.tokenizer.expense import unbounded, unbounded_parts

@@ -18,9 +18,9 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
-from aprfmt.base.child import import_path
-from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.child_process import import_path
+from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.errors import BackendUnavailableError, FormatError
 from aprfmt.formats import open_sink
 from aprfmt.tokenizer.child import start_library_child
@@ -122,15 +122,15 @@ def _write_stand_in(path: Path, template: str, variables: Mapping[str, str]) -> 
     kinds = [UNKNOWN, CONTROL, CONTROL]
     texts += [f"<0x{byte:02X}>" for byte in range(256)]  # of which any text is made
     kinds += [BYTE] * 256
-    metadata: dict[str, Value | Typed] = {
+    metadata: dict[str, Value | TypedValue] = {
         "general.architecture": "llama",
-        **{f"llama.{key}": Typed(value, "uint32") for key, value in _SIZES.items()},
-        "llama.attention.layer_norm_rms_epsilon": Typed(1e-5, "float32"),
+        **{f"llama.{key}": TypedValue(value, "uint32") for key, value in _SIZES.items()},
+        "llama.attention.layer_norm_rms_epsilon": TypedValue(1e-5, "float32"),
         "tokenizer.ggml.model": "llama",
-        TOKENS.gguf: Typed(texts, "array:string"),
-        SCORES.gguf: Typed([0.0] * len(texts), "array:float32"),
-        TYPES.gguf: Typed(kinds, "array:int32"),
-        **{f"tokenizer.ggml.{name}_token_id": Typed(i, "uint32")
+        TOKENS.gguf: TypedValue(texts, "array:string"),
+        SCORES.gguf: TypedValue([0.0] * len(texts), "array:float32"),
+        TYPES.gguf: TypedValue(kinds, "array:int32"),
+        **{f"tokenizer.ggml.{name}_token_id": TypedValue(i, "uint32")
            for i, name in enumerate(("unknown", "bos", "eos"))},
         # A BOS that the tokenizer puts is taken off the rendered text again.
         "tokenizer.ggml.add_bos_token": False,
@@ -142,7 +142,7 @@ def _write_stand_in(path: Path, template: str, variables: Mapping[str, str]) -> 
         shapes[f"blk.0.{name}"] = (_WIDTH,)
     for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
         shapes[f"blk.0.{name}"] = (_WIDTH, _WIDTH)
-    row = encoding("F32")
+    row = find_encoding("F32")
     infos = [
         TensorInfo(f"{name}.weight", shape, "F32", 0, row.nbytes(shape), row.row_bytes(shape))
         for name, shape in shapes.items()

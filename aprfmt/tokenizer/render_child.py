@@ -199,11 +199,11 @@ def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
     """Return (status, text) for one request."""
     from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
-    from aprfmt.base.suspicious import scan
+    from aprfmt.base.template_scan import find_suspicious
 
     try:
         if request["task"] == "scan":
-            return "ok", "\n".join(scan(request["template"], environment()))
+            return "ok", "\n".join(find_suspicious(request["template"], environment()))
         if request["task"] == "several":
             return "ok", several(request, limit)
         if request["task"] == "trees":

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.tokenizer.conversations import ENGINE_CONVERSATIONS
 from aprfmt.tokenizer.llama_server import render_by_llama_cpp
 from aprfmt.tokenizer.template import renderings

@@ -1,4 +1,4 @@
-"""The files that a page is made of, put together by `aprfmt.cli.html`.
+"""The files that a page is made of, put together by `aprfmt.cli.html_page`.
 
 `frame.html` is the page; `base` is in all of them. `report` is the layout of `diff`, `diagnose` and
 `parity`, `checks` of `validate` and `qa`, `model` and `trace` are those of `inspect` and `trace`;

@@ -25,7 +25,7 @@ from aprfmt.inference.backends.hosted import Hosted
 from aprfmt.inference.backends.recorded import Graphs, Pending
 from aprfmt.inference.backends.recurrent import Recurrent
 from aprfmt.inference.masks import Mask, causal_mask, chunk_mask, near_mask
-from aprfmt.tensors.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute_stats
 
 if TYPE_CHECKING:
     from aprfmt.inference.weights import Weight
@@ -134,7 +134,7 @@ class Backend(Recurrent, Hosted, ABC):
 
     def stats(self, x: Array) -> Stats:
         """Return the statistics of an activation, or of a numpy array (expert ids)."""
-        return compute(self.to_numpy(x))
+        return compute_stats(self.to_numpy(x))
 
     @abstractmethod
     def zeros(self, shape: Sequence[int]) -> Array:

@@ -16,7 +16,7 @@ from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.backends.base import ROWS, Array, Heads, NormCast, RopeCast
 from aprfmt.inference.backends.tiles import Tiles
-from aprfmt.tensors.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute_stats
 
 _DTYPES: Mapping[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
 
@@ -124,7 +124,7 @@ class NumpyBackend(Tiles):
 
     def stats(self, x: Array) -> Stats:
         """Compute the statistics."""
-        return compute(x, self._threads)
+        return compute_stats(x, self._threads)
 
     def zeros(self, shape: Sequence[int]) -> Array:
         """Return zeros of the dtype."""

@@ -16,10 +16,10 @@ from aprfmt.inference.dry.ghosts import Ghost, Ledger
 from aprfmt.inference.masks import Mask
 from aprfmt.inference.recurrence import CHUNK
 from aprfmt.inference.weights import Weight, free_memory
-from aprfmt.tensors.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute_stats
 
 MASKS = 2  # masks that are kept at a time (masks.py)
-_NOTHING = compute(np.zeros(1, np.float32))
+_NOTHING = compute_stats(np.zeros(1, np.float32))
 _PYTHON_FLOAT = 32  # bytes of a float in a list, its place there included
 
 

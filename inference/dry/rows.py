@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.base.shapes import matrix
+from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.bnb4 import Bnb4Codec
 from aprfmt.codecs.quant_state import ABSMAX
@@ -47,7 +47,7 @@ class GhostRows(StoredRows):
 
     def decode_rows(self, start: int, stop: int) -> Ghost:  # type: ignore[override]
         """Return rows as decoded; of a tensor that cannot be cut, a slice of all of them."""
-        rows, columns = matrix(self.shape)
+        rows, columns = matrix_shape(self.shape)
         if not self.by_rows:
             return self.numpy().reshape(rows, columns)[start:stop]
         return Ghost.new(self._account, (stop - start, columns), self._wide)
@@ -55,7 +55,7 @@ class GhostRows(StoredRows):
     def encoded(self, start: int, stop: int) -> Ghost | None:  # type: ignore[override]
         """Return stored bytes: in the file where they lie there in one piece, else gathered."""
         data, size = self._tensor.data, self._tensor.row_bytes
-        if data is None or size is None or len(data) != size * matrix(self.shape)[0]:
+        if data is None or size is None or len(data) != size * matrix_shape(self.shape)[0]:
             return None
         pieces = sum(1 for _ in data.runs(start * size, stop * size))
         shape = ((stop - start) * size,)

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from aprfmt.codecs import decode
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
-from aprfmt.formats.jsonio import load_file
-from aprfmt.formats.mapped import open_regular
-from aprfmt.formats.pytorch.flatten import ALONE
+from aprfmt.formats.bounded_json import load_file
+from aprfmt.formats.mapped_file import open_regular
 from aprfmt.formats.pytorch.layout import is_zip, recognise
+from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
 from aprfmt.model.sidecar_files import file_row
 

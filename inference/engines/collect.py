@@ -17,7 +17,7 @@ from aprfmt.inference.trace_file import Spool
 from aprfmt.measure.tolerances import weights_class
 from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
-from aprfmt.tensors.stats import compute
+from aprfmt.tensors.stats import compute_stats
 
 Numbers = NDArray[Any]
 # Points with an axis of heads, and the hyperparameter that counts them.
@@ -169,7 +169,7 @@ class Collector:
             self._dtype,
             None,
             self._device,
-            compute(values) if seen is None or seen.all() else None,
+            compute_stats(values) if seen is None or seen.all() else None,
             decoded_sha256(values) if self._hashes and seen is None else None,
         )
         self.records[key] = record
@@ -182,7 +182,9 @@ class Collector:
         key = key_name(slot, layer)
         shape = tuple(values.shape)
         there = self._places("q", len(values), None)
-        record = Record(slot, layer, shape, there, self._dtype, None, self._device, compute(values))
+        record = Record(
+            slot, layer, shape, there, self._dtype, None, self._device, compute_stats(values)
+        )
         self.records[key] = record
         self._spool.keep(record, narrow(values))
 

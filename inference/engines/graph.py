@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.arch.steps import RowsPermuted
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.layout_steps import RowsPermuted
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import ArchError
 from aprfmt.inference.capture import POINTS, WHOLE
 from aprfmt.inference.engines.collect import HEADED, Collector, halves

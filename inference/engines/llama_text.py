@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError
-from aprfmt.formats.mapped import open_regular
+from aprfmt.formats.mapped_file import open_regular
 from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.graph import GraphNode, GraphReader, Mask
 from aprfmt.inference.trace import Positions, Trace

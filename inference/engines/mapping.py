@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aprfmt.errors import FormatError, UsageError
-from aprfmt.formats.jsonio import dumps, load_file
+from aprfmt.formats.bounded_json import dumps, load_file
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays, open_captures
 from aprfmt.inference.engines.collect import Collector, unbatched

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
-from aprfmt.formats.mapped import open_regular
+from aprfmt.formats.mapped_file import open_regular
 from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleReader
 from aprfmt.inference.trace import Positions, Trace

@@ -15,10 +15,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import AprfmtError, FormatError, UsageError
-from aprfmt.formats.jsonio import loads
-from aprfmt.formats.mapped import MappedFile
+from aprfmt.formats.bounded_json import loads
+from aprfmt.formats.mapped_file import MappedFile
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.engines.modules import Modules
 from aprfmt.inference.record import Record

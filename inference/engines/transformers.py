@@ -35,7 +35,7 @@ from aprfmt.model import Model
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.packing import packing_config
 from aprfmt.remote.paths import is_remote
-from aprfmt.tensors.companions import section_of
+from aprfmt.tensors.companions import quantization_section
 
 Numbers = NDArray[Any]
 TakeValue = Callable[[str, Any], None]
@@ -140,7 +140,7 @@ def _device(text: str) -> torch.device:
 def _folder(model: Model, stack: ExitStack) -> tuple[Path, str]:
     """Return a folder for transformers to open, and how its weights were made ("" if original)."""
     folder = model.folder
-    packed = section_of(packing_config(model) or {}) is not None
+    packed = quantization_section(packing_config(model) or {}) is not None
     here = folder if folder is not None and not is_remote(folder.path) else None
     if here is not None and here.config is not None and model.format == "safetensors":
         names = (WEIGHTS, INDEX)

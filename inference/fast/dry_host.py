@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.codecs import native_kernels
 from aprfmt.inference.backends.base import (
     QUERY_BLOCK,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aprfmt.base.collector import collector_paused
+from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.kv_cache import KVCache, State
 
@@ -215,7 +215,7 @@ class PassGraphs:
         self._backend.recording = inputs
         try:
             # Freed meanwhile, another session's graph or pinned memory ends the recording.
-            with collector_paused():
+            with pause_collector():
                 found.replay = self._maker.record(found.first, found.then)
         except refusals as error:
             self.refused = str(error).splitlines()[0]

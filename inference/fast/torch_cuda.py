@@ -22,7 +22,7 @@ from aprfmt.inference.fast.torch_graphs import TorchGraphMaker
 from aprfmt.inference.fast.torch_pending import TorchPending
 from aprfmt.inference.fast.torch_products import TorchProducts
 from aprfmt.inference.fast.torch_weights import HALVES, Uploader, current
-from aprfmt.tensors.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute_stats
 
 
 def kernels_problem() -> str:
@@ -126,7 +126,7 @@ class CudaBackend(TorchProducts):
         """Compute the statistics on the device, in one pass."""
         pending = None if isinstance(x, np.ndarray) else self.pending()
         if pending is None:
-            return compute(self.to_numpy(x))
+            return compute_stats(self.to_numpy(x))
         pending.add(x)
         return pending.read()[0]
 

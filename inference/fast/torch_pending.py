@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aprfmt.tensors.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute_stats
 
 _BLOCK = 256  # results per allocation
 KEPT = 1 << 30  # largest sum of bytes of tensors with pending statistics
@@ -43,7 +43,7 @@ class TorchPending:
     def add(self, x: Any) -> None:
         """Enqueue the statistics of a tensor; a numpy array's (expert ids) are made at once."""
         if isinstance(x, np.ndarray) or not x.is_floating_point() or not x.numel():
-            self._found.append(compute(x if isinstance(x, np.ndarray) else x.cpu().numpy()))
+            self._found.append(compute_stats(x if isinstance(x, np.ndarray) else x.cpu().numpy()))
             return
         from aprfmt.inference.fast import cuda
 

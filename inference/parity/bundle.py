@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.hyper import checked
-from aprfmt.arch.values import MAX_SIZE
+from aprfmt.arch.hyperparameters import convert_value
+from aprfmt.arch.value_checks import MAX_SIZE
 from aprfmt.base.protocols import Source, TensorInfo
 from aprfmt.base.version import __version__
 from aprfmt.errors import (
@@ -30,7 +30,7 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.formats import FORMATS, open_sink, open_source
-from aprfmt.formats.jsonio import dumps, loads
+from aprfmt.formats.bounded_json import dumps, loads
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice, parse_run
 from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, Cell
@@ -218,7 +218,7 @@ def _hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict[str,
         if rule.name == "n_layers":
             continue  # 0 where the operation stands behind the layers
         try:
-            checked(rule, value, f"{where}: {rule.name}")
+            convert_value(rule, value, f"{where}: {rule.name}")
         except ArchError as error:
             raise FormatError(str(error)) from error
         most = MAX_SIZE if rule.name in _LONG else LARGEST

@@ -17,7 +17,7 @@ import numpy as np
 
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.jsonio import loads
+from aprfmt.formats.bounded_json import loads
 from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.between import compare_runs, run_once
 from aprfmt.inference.parity.outcomes import compare_experts

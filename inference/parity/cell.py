@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch import ARCHS
+from aprfmt.arch.role_vocabulary import role_key, split_key
 from aprfmt.arch.spec import HyperParam, HyperParams
-from aprfmt.arch.vocabulary import role_key, split_key
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.codecs import decode
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.arch.vocabulary import split_key
-from aprfmt.base.encoding_names import not_offered
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.encoding_names import unknown_name_message
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.codecs import CODECS, decode, encode, writable
 from aprfmt.errors import CodecError, UsageError
 from aprfmt.inference.rows import ArrayRows, StoredRows
@@ -57,7 +57,7 @@ def matched_rows(
     Raises UsageError for an encoding that is not known, or whose blocks do not fit the rows.
     """
     if through not in CODECS:
-        raise UsageError(f"--through {through}: {not_offered(through, writable())}")
+        raise UsageError(f"--through {through}: {unknown_name_message(through, writable())}")
     row = encoding_row(through)
     rows: dict[str, Any] = {}
     count = 0

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.arch import moves
-from aprfmt.arch.steps import RowsPermuted
+from aprfmt.arch import element_moves
+from aprfmt.arch.layout_steps import RowsPermuted
 
 STEPS = (RowsPermuted("n_heads"), RowsPermuted("n_kv_heads"))
 CASES = list(product(((24, 3), (48, 2)), (2, 3), (1, 2), (False, True)))
@@ -19,12 +19,12 @@ CASES = list(product(((24, 3), (48, 2)), (2, 3), (1, 2), (False, True)))
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    moves._chains.clear()
+    element_moves._chains.clear()
     yield
-    moves._chains.clear()
+    element_moves._chains.clear()
 
 
-def applied(runs: moves.Chain, values: Any) -> list[int]:
+def applied(runs: element_moves.Chain, values: Any) -> list[int]:
     return [int(x) for move in runs[0] for x in values[move.start : move.start + move.count]]
 
 
@@ -32,7 +32,7 @@ def applied(runs: moves.Chain, values: Any) -> list[int]:
 def test_it_is_the_steps_one_after_the_other(twice: bool) -> None:
     for shape, heads, kv, back in CASES * (2 if twice else 1):
         sizes = {"n_heads": heads, "n_kv_heads": kv}
-        found = moves.chained(STEPS, [[shape], [shape]], sizes, back=back)
+        found = element_moves.chain_steps(STEPS, [[shape], [shape]], sizes, back=back)
         assert found is not None
         values = np.arange(shape[0] * shape[1])
         logical = values.reshape(shape)
@@ -45,23 +45,25 @@ def test_it_is_the_steps_one_after_the_other(twice: bool) -> None:
 
 
 def test_what_is_known_is_bounded_and_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "_KEPT", 3)
+    monkeypatch.setattr(element_moves, "_KEPT", 3)
     asked = [[(heads * 2, 1)] for heads in range(1, 9)]
     for shapes in asked:
         sizes = {"n_heads": 1}
-        first = moves.chained(STEPS[:1], [shapes], sizes, back=False)
-        assert moves.chained(STEPS[:1], [shapes], dict(sizes), back=False) is first
-        assert len(moves._chains) <= 3
-    monkeypatch.setattr(moves, "_MANY", 3)
-    moves._chains.clear()
-    moves.chained(STEPS[:1], [[(64, 1)]], {"n_heads": 2}, back=False)
-    assert not moves._chains
+        first = element_moves.chain_steps(STEPS[:1], [shapes], sizes, back=False)
+        assert element_moves.chain_steps(STEPS[:1], [shapes], dict(sizes), back=False) is first
+        assert len(element_moves._chains) <= 3
+    monkeypatch.setattr(element_moves, "_MANY", 3)
+    element_moves._chains.clear()
+    element_moves.chain_steps(STEPS[:1], [[(64, 1)]], {"n_heads": 2}, back=False)
+    assert not element_moves._chains
 
 
 def test_a_step_that_cannot_be_a_key_is_asked_each_time() -> None:
     class Listed(RowsPermuted):
         __hash__ = None  # type: ignore[assignment]
 
-    found = moves.chained((Listed("n_heads"),), [[(8, 1)]], {"n_heads": 2}, back=False)
-    assert found == moves.chained((RowsPermuted("n_heads"),), [[(8, 1)]], {"n_heads": 2}, False)
-    assert len(moves._chains) == 1
+    found = element_moves.chain_steps((Listed("n_heads"),), [[(8, 1)]], {"n_heads": 2}, back=False)
+    assert found == element_moves.chain_steps(
+        (RowsPermuted("n_heads"),), [[(8, 1)]], {"n_heads": 2}, False
+    )
+    assert len(element_moves._chains) == 1

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, arch_names, find_arch
-from aprfmt.arch.bind import groups_for
-from aprfmt.arch.called import CALLED
-from aprfmt.arch.hyper import write_hyper
+from aprfmt.arch.aliases import CALLED
+from aprfmt.arch.binding import groups_for
+from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.errors import ArchError
 from tests.arch.tiny import IN_GGUF, TINY, Tiny, make, read
@@ -63,7 +63,7 @@ def test_finding_one_imports_no_table_of_another(style: str, name: str, loaded: 
     code = (
         "import fnmatch, sys\n"
         "from aprfmt.arch import find_arch\n"
-        "from aprfmt.arch.called import ROWS\n"
+        "from aprfmt.arch.aliases import ROWS\n"
         f"find_arch({style!r}, {name!r})\n"
         "holders = {row.module or name for name, row in ROWS.items()}\n"
         "seen = {name for name in holders if f'aprfmt.arch.{name}' in sys.modules}\n"
@@ -120,7 +120,7 @@ def test_tables_import_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from aprfmt.arch import ARCHS, find_arch\n"
-        "from aprfmt.arch import bind, hyper\n"
+        "from aprfmt.arch import binding, hyperparameters\n"
         "[ARCHS[name] for name in ARCHS]\n"
         "heavy = {'numpy', 'torch', 'gguf', 'transformers', 'rich', 'click'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or 0)\n"

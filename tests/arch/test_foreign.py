@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.hyper import derived_tensors, losses, read_hyper, write_hyper
+from aprfmt.arch.hyperparameters import derived_tensors, expected_losses, read_hyper, write_hyper
 from aprfmt.arch.spec import Facts, HyperParams
-from aprfmt.arch.values import single
+from aprfmt.arch.value_checks import nearest_float32
 from aprfmt.errors import ArchError
 from tests.arch.tiny import SIZES, TINY, Vector, make, read
 
@@ -22,7 +22,7 @@ def hf(arch: str, config: dict[str, Any]) -> HyperParams:
 
 FOREIGN = {"embedding_length": 24, "block_count": 8, "feed_forward_length": 40, "context_length": 9,
            "attention.head_count": 6, "attention.key_length": 10, "attention.sliding_window": 5,
-           "attention.layer_norm_rms_epsilon": single(1e-6), "vocab_size": 56}  # fmt: skip
+           "attention.layer_norm_rms_epsilon": nearest_float32(1e-6), "vocab_size": 56}  # fmt: skip
 
 
 def foreign(arch: str, extra: dict[str, Any] | None = None) -> tuple[HyperParams, Any]:
@@ -180,7 +180,9 @@ def test_rope_freqs(original: int) -> None:
     else:
         assert back["rope_scaling"]["type"] == "factors"
         again = derived_tensors(spec, back, "gguf")["rope_freqs.weight"]
-        assert [single(x) for x in again] == [single(x) for x in made["rope_freqs.weight"]]
+        assert [nearest_float32(x) for x in again] == [
+            nearest_float32(x) for x in made["rope_freqs.weight"]
+        ]
 
 
 def test_llama3_divisors_against_transformers() -> None:
@@ -298,9 +300,9 @@ def test_what_llama_cpp_computes_otherwise_is_said() -> None:
     }
     for act, expected in (("relu2", ["activation"]), ("silu", [])):
         hp = hf("bitnet", sizes | {"hidden_act": act})
-        assert [loss.name for loss in losses(ARCHS["bitnet"], hp, "gguf")] == expected
+        assert [loss.name for loss in expected_losses(ARCHS["bitnet"], hp, "gguf")] == expected
     tiny = next(tiny for tiny in TINY if tiny.id == "phi3-longrope")
-    said = losses(ARCHS["phi3"], read(tiny).hp, "gguf")
+    said = expected_losses(ARCHS["phi3"], read(tiny).hp, "gguf")
     assert any("long factors" in loss.consequence for loss in said)
 
 

@@ -12,8 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
-from aprfmt.arch.bind import groups_for
-from aprfmt.arch.hyper import write_hyper
+from aprfmt.arch.binding import groups_for
+from aprfmt.arch.hyperparameters import write_hyper
 from tests.arch.tiny import IN_GGUF, Tiny, make, read
 
 READ_BY_TRANSFORMERS = (

@@ -10,10 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.arch import ARCHS, arch_names
-from aprfmt.arch.carried import CARRIED
-from aprfmt.arch.hyper import losses, read_hyper, unsaid, write_hyper
+from aprfmt.arch.carried_hyperparameters import CARRIED
+from aprfmt.arch.hyperparameters import (
+    expected_losses,
+    inexpressible_names,
+    read_hyper,
+    write_hyper,
+)
 from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, HyperParams
-from aprfmt.arch.values import inverse, shortest, single
+from aprfmt.arch.value_checks import inverse, nearest_float32, shortest_decimal
 from aprfmt.errors import ArchError
 from aprfmt.model.resolve import reconcile
 from tests.arch.tiny import SIZES, TINY, Tiny, as_file, make, read
@@ -193,7 +198,7 @@ def test_sizes_without_a_key_come_from_the_tensors() -> None:
     values = {
         "llama.attention.head_count": 6,
         "llama.context_length": 9,
-        "llama.attention.layer_norm_rms_epsilon": single(1e-5),
+        "llama.attention.layer_norm_rms_epsilon": nearest_float32(1e-5),
     }
     hp, report = read_hyper(ARCHS["llama"], Facts("gguf", values, shapes), "x.gguf")
     for name, value in {"vocab_size": 50, "hidden_size": 24, "n_layers": 7, "ffn_size": 40}.items():
@@ -233,11 +238,11 @@ def test_apr_aliases_and_null() -> None:
 def test_what_gguf_cannot_say_is_kept_and_warned_of() -> None:
     tiny = next(t for t in TINY if t.id == "smollm3-listed")
     found = read(tiny)
-    assert unsaid(found.spec, found.hp, "gguf") == ("rope_layers",)
+    assert inexpressible_names(found.spec, found.hp, "gguf") == ("rope_layers",)
     written = write_hyper(found.spec, found.hp, "gguf")
     assert written[CARRIED + "rope_layers"] == "[false,true,true,false]"
     assert CARRIED + "rope_layers" not in write_hyper(found.spec, found.hp, "gguf", complete=False)
-    assert {loss.name for loss in losses(found.spec, found.hp, "gguf")} == {
+    assert {loss.name for loss in expected_losses(found.spec, found.hp, "gguf")} == {
         "rope_layers",
         "sliding_window",
     }
@@ -253,7 +258,7 @@ def test_logit_scale_divides_in_granite_and_multiplies_in_cohere() -> None:
 
 
 def test_apr_keys_are_canonical_and_never_null() -> None:
-    from aprfmt.arch.rules import BASE
+    from aprfmt.arch.hyper_rules import BASE
 
     aliases = {key for rule in BASE for key in rule.keys.get("apr", ())[1:]}
     for tiny in TINY:
@@ -289,18 +294,18 @@ def test_gguf_numbers_have_the_types_readers_expect() -> None:
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_shortest_is_the_same_float32(value: float) -> None:
-    assert single(shortest(value)) == value
+    assert nearest_float32(shortest_decimal(value)) == value
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_shortest_has_nine_digits_at_most(value: float) -> None:
-    assert float(f"{shortest(value):.9g}") == shortest(value)
+    assert float(f"{shortest_decimal(value):.9g}") == shortest_decimal(value)
 
 
 @given(st.floats(1e-6, 1e6))
 def test_shortest_undoes_rounding_of_short_decimals(value: float) -> None:
     decimal = float(f"{value:.6g}")
-    assert shortest(single(decimal)) == decimal
+    assert shortest_decimal(nearest_float32(decimal)) == decimal
 
 
 @given(st.integers(1, 10**6))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.hyper import read_hyper
+from aprfmt.arch.hyperparameters import read_hyper
 from aprfmt.arch.spec import Facts, HyperParams
 from aprfmt.errors import ArchError
 

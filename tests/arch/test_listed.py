@@ -17,9 +17,9 @@ from safetensors.numpy import load_file
 
 import aprfmt
 from aprfmt.arch import ARCHS
-from aprfmt.arch.bind import bind, groups_for
-from aprfmt.arch.hyper import read_hyper, write_hyper
-from aprfmt.arch.required import expected_roles
+from aprfmt.arch.binding import bind_names, groups_for
+from aprfmt.arch.hyperparameters import read_hyper, write_hyper
+from aprfmt.arch.required_roles import expected_roles
 from aprfmt.arch.spec import Facts
 from aprfmt.errors import AprfmtError
 from aprfmt.model import open_model
@@ -64,7 +64,7 @@ def test_every_tensor_has_one_role_and_back(label: str, folders: Mapping[str, Pa
         stored = list(model)
         found = model.resolution
         assert found.unbound == () and found.missing == () and found.coverage.misshapen == ()
-        held = [key for group in bind(model.spec, "hf", stored).groups for key in group.roles]
+        held = [key for group in bind_names(model.spec, "hf", stored).groups for key in group.roles]
         assert len(held) == len(set(held)) == len(model.roles)
         groups = groups_for(model.spec, "hf", model.roles, model.hyper)
         assert sorted(name for group in groups for name in group.stored) == sorted(stored)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from aprfmt.arch import find_arch
-from aprfmt.arch.bind import bind, known_shapes
-from aprfmt.arch.hyper import read_hyper
+from aprfmt.arch.binding import bind_names, known_shapes
+from aprfmt.arch.hyperparameters import read_hyper
 from aprfmt.arch.spec import Facts
 from tests.arch.listed import CUT, LISTED, REMOTE, built
 from tests.arch.tiny import TINY, ready
@@ -58,7 +58,7 @@ def logical(label: str, arrays: Arrays) -> Arrays:
     shapes = {name: array.shape for name, array in arrays.items()}
     spec = find_arch("hf", kind, list(arrays), config)
     assert spec.name == arch
-    bound = bind(spec, "hf", shapes)
+    bound = bind_names(spec, "hf", shapes)
     assert bound.unbound == () and not bound.incomplete
     facts = Facts("hf", config, known_shapes(bound, shapes), names="hf")
     hp, _ = read_hyper(spec, facts, label)

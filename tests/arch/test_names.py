@@ -7,9 +7,9 @@ import gguf
 import pytest
 
 from aprfmt.arch import ARCHS, arch_names
-from aprfmt.arch.bind import bind, detect_style, groups_for, known_shapes
-from aprfmt.arch.names import NameIndex, core, expand
-from aprfmt.arch.required import coverage, expected_roles
+from aprfmt.arch.binding import bind_names, detect_style, groups_for, known_shapes
+from aprfmt.arch.name_templates import NameIndex, expand_template, strip_prefix
+from aprfmt.arch.required_roles import coverage, expected_roles
 from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
 from aprfmt.errors import ArchError
 from tests.arch.tiny import IN_GGUF, TINY, Tiny, make, read
@@ -182,7 +182,7 @@ def test_gguf_names_bind_to_the_same_roles(tiny: Tiny) -> None:
     except ArchError as error:
         assert tiny.label in ("mixed", "qk_norm"), error  # GGUF has no names for these
         return
-    bound = bind(found.spec, "gguf", [name for group in groups for name in group.stored])
+    bound = bind_names(found.spec, "gguf", [name for group in groups for name in group.stored])
     assert bound.groups == tuple(groups)
     assert bound.unbound == ()
     bound_roles = dict.fromkeys((k for g in bound.groups for k in g.roles), ())
@@ -196,7 +196,7 @@ def test_no_template_matches_anothers_names(tiny: Tiny) -> None:
         templates = [name for binding in bindings for name in binding.stored]
         index = NameIndex(style, [(name, name) for name in templates])
         for template in templates:
-            found = index.find(expand(template, 3, 5))
+            found = index.find(expand_template(template, 3, 5))
             assert found is not None and found.value == template
             assert found.layer == (3 if "{L}" in template else None)
             assert found.element == (5 if "{E}" in template else None)
@@ -214,14 +214,16 @@ def test_other_spellings_of_hf_names(spelling: str) -> None:
     tiny = next(t for t in TINY if t.id == "gemma3-plain")
     names = [SPELLINGS[spelling](name) for name in make(tiny).shapes]
     assert detect_style(names) == "hf"
-    bound = bind(ARCHS["gemma3"], "hf", [*names, "vision_tower.vision_model.encoder.layers.0.x"])
+    bound = bind_names(
+        ARCHS["gemma3"], "hf", [*names, "vision_tower.vision_model.encoder.layers.0.x"]
+    )
     assert len(bound.groups) == len(names)
     assert bound.unbound == ("vision_tower.vision_model.encoder.layers.0.x",)
 
 
 def test_gpt2_without_its_prefix_and_with_its_masks() -> None:
     names = [n.removeprefix("transformer.") for n in make(TINY_GPT2).shapes]
-    bound = bind(ARCHS["gpt2"], "hf", [*names, "h.0.attn.bias", "h.1.attn.masked_bias"])
+    bound = bind_names(ARCHS["gpt2"], "hf", [*names, "h.0.attn.bias", "h.1.attn.masked_bias"])
     assert (bound.unbound, len(bound.buffers)) == ((), 2)
     assert detect_style(names) == "hf"
 
@@ -231,20 +233,20 @@ TINY_GPT2 = next(t for t in TINY if t.id == "gpt2-plain")
 
 def test_two_spellings_of_one_tensor_are_refused() -> None:
     with pytest.raises(ArchError, match="two spellings"):
-        bind(ARCHS["llama"], "hf", ["model.norm.weight", "norm.weight"])
+        bind_names(ARCHS["llama"], "hf", ["model.norm.weight", "norm.weight"])
 
 
 def test_of_two_bindings_of_a_role_the_earlier_has_it() -> None:
     names = ["blk.0.attn_kv_b.weight", "blk.0.attn_v_b.weight", "blk.0.attn_k_b.weight"]
-    bound = bind(ARCHS["deepseek_v2"], "gguf", names)
+    bound = bind_names(ARCHS["deepseek_v2"], "gguf", names)
     assert [group.stored for group in bound.groups] == [(names[2], names[1])]
     assert bound.unbound == (names[0],)
-    assert bind(ARCHS["deepseek_v2"], "gguf", names[:2]).groups[0].stored == (names[0],)
+    assert bind_names(ARCHS["deepseek_v2"], "gguf", names[:2]).groups[0].stored == (names[0],)
 
 
 def test_the_first_mixtral_files_have_one_tensor_an_expert() -> None:
     names = [f"blk.0.ffn_{x}.{e}.weight" for x in ("gate", "up", "down") for e in range(3)]
-    bound = bind(ARCHS["mixtral"], "gguf", names)
+    bound = bind_names(ARCHS["mixtral"], "gguf", names)
     assert [group.roles for group in bound.groups] == [
         (f"L0.ffn_{x}_exps.weight",) for x in ("gate", "up", "down")
     ]
@@ -270,8 +272,8 @@ def test_numbers_are_canonical() -> None:
         "...",
     ):
         assert index.find(name) is None
-    assert expand("blk.{L}.ffn_up.{E}.weight", 12, 3) == "blk.12.ffn_up.3.weight"
-    assert core("model.layers.1.x", "hf") == "layers.1.x"
+    assert expand_template("blk.{L}.ffn_up.{E}.weight", 12, 3) == "blk.12.ffn_up.3.weight"
+    assert strip_prefix("model.layers.1.x", "hf") == "layers.1.x"
     assert split_key(role_key(7, "attn_q.weight")) == (7, "attn_q.weight")
     assert split_key("Largest.weight") == (None, "Largest.weight")
 
@@ -282,7 +284,7 @@ def test_what_is_missing_is_named() -> None:
     stored = groups_for(found.spec, "hf", found.shapes, found.hp)
     names = [name for group in stored for name in group.stored]
     lost = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
-    bound = bind(found.spec, "hf", [n for n in names if n not in (lost, "model.norm.weight")])
+    bound = bind_names(found.spec, "hf", [n for n in names if n not in (lost, "model.norm.weight")])
     roles = {key: found.shapes[key] for group in bound.groups for key in group.roles}
     lacking = coverage(found.spec, found.hp, roles)
     assert lacking.missing == lacking.vital == ("L1.ffn_down_exps.weight", "output_norm.weight")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.page import counted, model_types, page, with_own_names
+from aprfmt.arch.docs_page import architectures_page, model_count, model_types, with_own_names
 from tests.arch.listed import LISTED
 from tests.arch.tiny import TINY
 
@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_is_current() -> None:
     path = ROOT / "docs" / "reference" / "architectures.md"
-    command = "python -m aprfmt.arch.page > docs/reference/architectures.md"
-    assert path.read_text() == page(), f"run {command}"
+    command = "python -m aprfmt.arch.docs_page > docs/reference/architectures.md"
+    assert path.read_text() == architectures_page(), f"run {command}"
 
 
 @pytest.mark.parametrize("name", ARCHS.own)
 def test_an_architecture_has_its_row_and_its_layouts(name: str) -> None:
-    text = page()
+    text = architectures_page()
     level = ARCHS[name].level
     assert text.count(f"\n| {name} | {level} | `") == 1
     assert text.count(f"\n| {name} | hf `") == (level == "full")
@@ -33,13 +33,13 @@ def test_every_model_type_of_a_tiny_model_is_on_the_page() -> None:
     types = {tiny.model_type for tiny in TINY} | {kind for _, kind, *_ in LISTED.values()}
     assert len(types) > 60
     for kind in types:
-        assert f"`{kind}`" in page(), kind
+        assert f"`{kind}`" in architectures_page(), kind
 
 
 def test_as_many_types_as_people_convert_are_known() -> None:
     assert len(model_types()) >= 70
     assert len(with_own_names()) >= 25
-    assert counted() in page()
+    assert model_count() in architectures_page()
 
 
 def test_a_copy_of_a_row_has_no_names_of_its_own() -> None:

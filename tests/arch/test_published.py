@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.bind import Bound, bind
-from aprfmt.arch.draft import heads
-from aprfmt.arch.hyper import read_hyper
-from aprfmt.arch.required import expected_roles, logical_shape
+from aprfmt.arch.binding import BoundNames, bind_names
+from aprfmt.arch.draft_head import find_heads
+from aprfmt.arch.hyperparameters import read_hyper
+from aprfmt.arch.required_roles import expected_roles, logical_shape
 from aprfmt.arch.spec import ArchSpec, Facts
 
 FILES = sorted((Path(__file__).parent / "published").glob("*.json"))
@@ -45,7 +45,7 @@ def names_of(patterns: list[str]) -> Iterator[str]:
         yield from ("".join(each) for each in product(*choices))
 
 
-def read(file: Path, without: str = "") -> tuple[ArchSpec, list[str], Bound, dict[str, Any]]:
+def read(file: Path, without: str = "") -> tuple[ArchSpec, list[str], BoundNames, dict[str, Any]]:
     """Return the tables found by config and names, the names, what is bound, and the file."""
     data = json.loads(file.read_text())
     names = [name for name in names_of(data["tensors"]) if name != without]
@@ -53,7 +53,7 @@ def read(file: Path, without: str = "") -> tuple[ArchSpec, list[str], Bound, dic
         name for name in names if not (name.endswith(PARTS) and "quantization" in data["config"])
     ]
     spec = find_arch("hf", data["config"]["model_type"], names, data["config"])
-    return spec, names, bind(spec, "hf", names), data
+    return spec, names, bind_names(spec, "hf", names), data
 
 
 def left_and_missing(file: Path, without: str = "") -> tuple[set[str], set[str]]:
@@ -65,12 +65,12 @@ def left_and_missing(file: Path, without: str = "") -> tuple[set[str], set[str]]
     hyper, report = read_hyper(spec, Facts("hf", data["config"], shapes, names="hf"), file.stem)
     demanded = {name: row.value for name, row in report.demanded.items()}
     left = set(bound.unbound)
-    for head in heads(spec, "hf", hyper, names, set()):
+    for head in find_heads(spec, "hf", hyper, names, set()):
         left -= {name for group in head.bound.groups for name in group.stored}
     missing = set(expected_roles(spec, hyper, demanded)) - roles
     if spec.name in TOWERS:
         tower = ARCHS[TOWERS[spec.name]]
-        sees = bind(tower, "hf", sorted(left))
+        sees = bind_names(tower, "hf", sorted(left))
         left = set(sees.unbound)
         roles = {role for group in sees.groups for role in group.roles}
         hyper, _ = read_hyper(

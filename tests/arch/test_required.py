@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from aprfmt.arch import ARCHS, arch_names, find_arch
-from aprfmt.arch.bind import bind
-from aprfmt.arch.hyper import read_hyper, write_hyper
-from aprfmt.arch.required import coverage, expected_roles
+from aprfmt.arch.binding import bind_names
+from aprfmt.arch.hyperparameters import read_hyper, write_hyper
+from aprfmt.arch.required_roles import coverage, expected_roles
 from aprfmt.arch.spec import ArchSpec, Facts, split_key
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.checks.context import Checked
-from aprfmt.checks.file.population import completeness
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.architecture_checks import check_completeness
 from aprfmt.conversion import convert
 from aprfmt.conversion.options import Options
-from aprfmt.conversion.plan import build
+from aprfmt.conversion.plan import build_plan
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FORMATS
 from aprfmt.inference.backends import BACKENDS
@@ -85,7 +85,9 @@ def made(tiny: Tiny, **changes: Any) -> tuple[dict[str, Any], set[str]]:
     with torch.device("meta"):
         model = auto.AutoModelForCausalLM.from_config(config)
     shapes = parameter_shapes(model)
-    bound = bind(find_arch("hf", tiny.model_type, list(shapes), config.to_dict()), "hf", shapes)
+    bound = bind_names(
+        find_arch("hf", tiny.model_type, list(shapes), config.to_dict()), "hf", shapes
+    )
     assert bound.unbound == ()
     roles = {key for group in bound.groups for key in group.roles}
     return json.loads(model.config.to_json_string(use_diff=True)), roles
@@ -177,14 +179,14 @@ def leavings(model: Model) -> Iterator[tuple[list[str], set[str]]]:
 
 def refusals(model: Model) -> Iterator[str]:
     """Yield the errors of validate, a session and conversions to all formats."""
-    checked = completeness(Checked(model))
+    checked = check_completeness(CheckContext(model))
     yield " ".join(f.where for f in checked.findings if f.level == "fail")
     with pytest.raises(ArchError) as refused:
         Session.of(model, BACKENDS["numpy"]("cpu", "float32"))
     yield str(refused.value)
     for name in ("gguf", "apr", "safetensors"):
         with pytest.raises(ConversionError) as kept:
-            build(model, FORMATS[name], Options())
+            build_plan(model, FORMATS[name], Options())
         yield str(kept.value)
 
 
@@ -234,7 +236,7 @@ def test_what_the_pass_can_do_without_may_be_allowed(
             model = lacking(whole, *names, allow=("*",))
             found = model.resolution.coverage
             assert set(found.accepted) == roles and not found.missing
-            plan = build(model, FORMATS["apr"], Options())
+            plan = build_plan(model, FORMATS["apr"], Options())
             assert set(plan.absent) == roles
             if found.vital:
                 with pytest.raises(ArchError, match="can do without: "):

@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aprfmt.arch.element_moves import compose_moves, invert_moves, merge_moves
 from aprfmt.arch.grouped_rows import ByGroup, Tiled
-from aprfmt.arch.joins import KvB, Split, Stacked
-from aprfmt.arch.moves import compose, invert, merged
+from aprfmt.arch.joining_steps import KvB, Split, Stacked
+from aprfmt.arch.layout_steps import (
+    Added,
+    HalvesExchanged,
+    Oriented,
+    Reshaped,
+    RowsPermuted,
+    Transposed,
+)
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import LayoutStep, Move
-from aprfmt.arch.steps import Added, HalvesExchanged, Oriented, Reshaped, RowsPermuted, Transposed
 from aprfmt.errors import ArchError
 
 sizes = st.integers(1, 5)
@@ -104,10 +111,10 @@ def test_moves_agree_with_undo_and_apply(
         return
     undone = step.undo(stored, hp)
     assert gathered(moves, stored) == [y.reshape(-1).tolist() for y in undone]
-    back = invert(moves, [y.size for y in stored])
+    back = invert_moves(moves, [y.size for y in stored])
     assert gathered(back, undone) == [y.reshape(-1).tolist() for y in stored]
-    identity = compose(back, moves)
-    assert identity == [merged([Move(i, 0, y.size)]) for i, y in enumerate(stored)]
+    identity = compose_moves(back, moves)
+    assert identity == [merge_moves([Move(i, 0, y.size)]) for i, y in enumerate(stored)]
 
 
 def test_rows_permuted_is_llama_cpps_permutation() -> None:
@@ -185,7 +192,8 @@ REFUSED: dict[str, tuple[LayoutStep, list[tuple[int, ...]], dict[str, int], str]
     "groups": (ByGroup("g", ("6", "4"), ((0,), (1,))), [(12, 2)], {"g": 2}, "12 rows"),
     "value heads": (Tiled("3"), [(10, 2)], {"delta_key_heads": 2, "delta_value_heads": 4},
                     "4 value heads of 3"),
-    "turned kernel": (Depthwise("c", "t"), [(4, 1, 6)], {"c": 6, "t": 4}, "4 taps for each of 6"),
+    "turned kernel": (Depthwise("c", "t"), [(4, 1, 6)], {"c": 6, "t": 4},
+                      "4 taps for each of 6"),
     "kv_b": (KvB(), [(1, 2, 3)], {"n_heads": 1, "kv_lora_rank": 2, "qk_nope_head_dim": 3,
                                   "value_head_dim": 4}, "expected k_b"),
 }  # fmt: skip
@@ -209,23 +217,23 @@ def test_sizes_that_are_none_are_refused_by_name() -> None:
 
 def test_invert_wants_every_element_once() -> None:
     with pytest.raises(ArchError, match="never"):
-        invert([[Move(0, 1, 3)]], [4])
+        invert_moves([[Move(0, 1, 3)]], [4])
     with pytest.raises(ArchError, match="twice"):
-        invert([[Move(0, 0, 3), Move(0, 2, 2)]], [4])
+        invert_moves([[Move(0, 0, 3), Move(0, 2, 2)]], [4])
     with pytest.raises(ArchError, match="never"):
-        invert([[Move(0, 0, 3)]], [4])
-    assert invert([[]], [0]) == [[]]
+        invert_moves([[Move(0, 0, 3)]], [4])
+    assert invert_moves([[]], [0]) == [[]]
 
 
 def test_compose_cuts_runs_in_the_middle() -> None:
     inner = [[Move(1, 10, 5), Move(0, 0, 5)]]
-    assert compose([[Move(0, 3, 4)]], inner) == [[Move(1, 13, 2), Move(0, 0, 2)]]
-    assert compose([[Move(0, 6, 2)]], inner) == [[Move(0, 1, 2)]]
+    assert compose_moves([[Move(0, 3, 4)]], inner) == [[Move(1, 13, 2), Move(0, 0, 2)]]
+    assert compose_moves([[Move(0, 6, 2)]], inner) == [[Move(0, 1, 2)]]
 
 
 def test_compose_refuses_to_read_beyond_the_end() -> None:
     with pytest.raises(ArchError, match="which has 4"):
-        compose([[Move(0, 2, 3)]], [[Move(0, 0, 4)]])
+        compose_moves([[Move(0, 2, 3)]], [[Move(0, 0, 4)]])
 
 
 @given(st.permutations(range(12)), st.permutations(range(12)))
@@ -233,7 +241,7 @@ def test_compose_is_chaining(first: list[int], second: list[int]) -> None:
     inner, outer = ([[Move(0, i, 1) for i in order]] for order in (first, second))
     x = np.arange(100, 112)
     middle = np.array(gathered(inner, [x])[0])
-    assert gathered(compose(outer, inner), [x]) == gathered(outer, [middle])
+    assert gathered(compose_moves(outer, inner), [x]) == gathered(outer, [middle])
 
 
 def test_a_matrix_of_either_orientation_is_read_by_its_shape() -> None:

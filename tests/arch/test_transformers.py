@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, arch_names
-from aprfmt.arch.bind import bind, groups_for
-from aprfmt.arch.hyper import read_hyper, unsaid, write_hyper
-from aprfmt.arch.required import coverage
+from aprfmt.arch.binding import bind_names, groups_for
+from aprfmt.arch.hyperparameters import inexpressible_names, read_hyper, write_hyper
+from aprfmt.arch.required_roles import coverage
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.values import same_value
+from aprfmt.arch.value_checks import same_value
 from tests.arch.bases import OLDER, assumed, silent
 from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, read, ready
 
@@ -305,7 +305,7 @@ def test_written_keys_read_back_equal(tiny: Tiny, style: str) -> None:
     assert report.unknown == ()
     assert report.conflicts == ()
     if style == "hf":
-        assert unsaid(found.spec, found.hp, style) == ()
+        assert inexpressible_names(found.spec, found.hp, style) == ()
 
 
 @every
@@ -345,7 +345,7 @@ def test_names_on_disk_are_those_we_write(tiny: Tiny, tmp_path: Path) -> None:
     make(tiny).model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "np") as file:
         names = list(file.keys())
-    bound = bind(found.spec, "hf", names)
+    bound = bind_names(found.spec, "hf", names)
     assert bound.unbound == ()
     assert {key for group in bound.groups for key in group.roles} == set(found.shapes)
     written = groups_for(found.spec, "hf", found.shapes, found.hp)

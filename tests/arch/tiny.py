@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.bind import Bound, bind, known_shapes, logical_shapes
-from aprfmt.arch.hyper import KeyReport, derived_tensors, read_hyper
+from aprfmt.arch.binding import BoundNames, bind_names, known_shapes, logical_shapes
+from aprfmt.arch.hyperparameters import KeyReport, derived_tensors, read_hyper
 from aprfmt.arch.spec import ArchSpec, Facts, HyperParams
-from aprfmt.arch.values import single
+from aprfmt.arch.value_checks import nearest_float32
 from tests.arch.tiny_sizes import (
     BLOOM,
     DELTA,
@@ -462,7 +462,7 @@ class Read:
     """A tiny model through our tables: names bound, hyperparameters read from its config.json."""
 
     spec: ArchSpec
-    bound: Bound
+    bound: BoundNames
     hp: HyperParams
     report: KeyReport
     known: dict[str, tuple[int, ...]]  # logical, as far as they follow from the file alone
@@ -473,7 +473,7 @@ class Read:
 def _read(tiny_id: str) -> Read:
     made = _make(tiny_id)
     spec = find_arch("hf", made.config["model_type"], list(made.shapes), made.config)
-    bound = bind(spec, "hf", made.shapes)
+    bound = bind_names(spec, "hf", made.shapes)
     known = known_shapes(bound, made.shapes)
     facts = Facts("hf", made.config, known, names="hf")
     hp, report = read_hyper(spec, facts, tiny_id)
@@ -511,5 +511,7 @@ def as_file(read: Read, style: str, written: dict[str, Any]) -> Facts:
         name: Vector(values) for name, values in derived_tensors(read.spec, read.hp, style).items()
     }
     if style != "hf":
-        written = {key: single(v) if isinstance(v, float) else v for key, v in written.items()}
+        written = {
+            key: nearest_float32(v) if isinstance(v, float) else v for key, v in written.items()
+        }
     return Facts(style, written, read.known, tensors=tensors)

@@ -20,7 +20,7 @@ import pytest
 import aprfmt as package
 from aprfmt.attestation import attest
 from aprfmt.attestation.statement import PREDICATE, TYPE
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.formats import open_sink
 from aprfmt.model import open_model
@@ -36,7 +36,7 @@ DEMO = Path(package.__file__).parent.parent / "fixtures" / "demo"
 
 def target(name: str) -> str:
     """Return the file name of a model in a scheme: a folder where the type is no block's."""
-    row = encoding(SCHEMES[name].base)
+    row = find_encoding(SCHEMES[name].base)
     return f"{name}.gguf" if row.ggml is not None else name
 
 
@@ -145,7 +145,7 @@ def blocks_of(path: Path) -> list[tuple[Path, str, int, int]]:
         for name, tensor in model.source.tensors.items():
             file, at = tensor.path, tensor.info.offset
             assert file is not None
-            row = encoding(tensor.info.encoding)
+            row = find_encoding(tensor.info.encoding)
             rows += [(file, name, at + i, row.type_size)
                      for i in range(0, tensor.info.nbytes, row.type_size)]  # fmt: skip
     return rows
@@ -190,7 +190,7 @@ def test_the_place_of_a_changed_block_is_said(made: Mapping[str, Path], tmp_path
     shutil.copy(made["Q4_K_M"], copy)
     with open_model(copy) as model:
         info = model.source.tensors["blk.2.ffn_up.weight"].info
-    columns, size = info.shape[-1], encoding("Q4_K").type_size
+    columns, size = info.shape[-1], find_encoding("Q4_K").type_size
     block = 5 * (columns // 256)  # the first of row 5
     flip(copy, info.offset + block * size + 17, 4)
     (row,) = [one for one in attest(copy, DEMO).tensors if one.state != "reproduced"]
@@ -310,7 +310,7 @@ def test_a_file_that_is_no_statement_is_refused(
 def test_a_type_without_an_encoder_is_not_tried(tmp_path: Path) -> None:
     """Bytes of IQ1_M stand for a weight: nothing here writes it, so nothing is claimed of it."""
     package.convert(DEMO, tmp_path / "plain.gguf")
-    row = encoding("IQ1_M")
+    row = find_encoding("IQ1_M")
     with open_model(tmp_path / "plain.gguf") as model:
         infos, data = [], {}
         for name, tensor in model.source.tensors.items():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.hyper import read_hyper
+from aprfmt.arch.hyperparameters import read_hyper
 from aprfmt.arch.spec import Facts
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.session import Session

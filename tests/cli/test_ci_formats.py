@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.cli.ci_formats import Case, junit, sarif, with_verdict
+from aprfmt.cli.ci_reports import ReportCase, agree_with_verdict, junit_xml, sarif_log
 from aprfmt.cli.pre_commit import run_hook
 from tests.cli.run import aprfmt
 
@@ -131,17 +131,19 @@ def test_format_json_is_json(models: Path) -> None:
 
 
 LEVELS = st.sampled_from(["pass", "warning", "fail", "error", "not run"])
-CASES = st.lists(st.builds(Case, st.text(), st.text(min_size=1), LEVELS, st.text(), st.text()))
+CASES = st.lists(
+    st.builds(ReportCase, st.text(), st.text(min_size=1), LEVELS, st.text(), st.text())
+)
 
 
 @given(CASES, st.sampled_from([0, 1, 2]))
-def test_any_text_of_a_file_can_be_written(cases: list[Case], code: int) -> None:
-    every = with_verdict(cases, code, "file")
-    log = json.loads(json.dumps(sarif("validate", every, code)))
+def test_any_text_of_a_file_can_be_written(cases: list[ReportCase], code: int) -> None:
+    every = agree_with_verdict(cases, code, "file")
+    log = json.loads(json.dumps(sarif_log("validate", every, code)))
     assert not sarif_faults(log)
     told = sum(one.level in ("fail", "error", "warning") for one in every)
     assert len(log["runs"][0]["results"]) == told
-    counts = junit_counts(junit("validate", every))
+    counts = junit_counts(junit_xml("validate", every))
     assert counts["tests"] == len(cases) + 1
     assert counts["skipped"] == sum(one.level == "not run" for one in cases)
 

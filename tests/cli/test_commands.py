@@ -35,12 +35,14 @@ def test_version_names_the_kernels() -> None:
 
 
 def test_version_names_every_extra_that_is_installed() -> None:
-    from aprfmt.cli.doctor_facts import EXTRAS, PACKAGES, installed
+    from aprfmt.cli.doctor_facts import EXTRAS, PACKAGES, installed_version
 
     line = aprfmt("--version").out
     assert {name for name, _, _ in PACKAGES} >= set(EXTRAS)
     for name in EXTRAS:
-        assert (f"{name} {installed(name)}" in line) == (installed(name) is not None)
+        assert (f"{name} {installed_version(name)}" in line) == (
+            installed_version(name) is not None
+        )
 
 
 @pytest.mark.parametrize("name", ["exit-codes", "PASS", "not-run"])

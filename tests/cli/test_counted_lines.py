@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from aprfmt.base.protocols import Note
-from aprfmt.checks import asking
+from aprfmt.checks import check_runner
 from aprfmt.checks.records import LISTED, Finding, Result
-from aprfmt.cli import diff_sampled, trace_against, trace_map
-from aprfmt.cli.diff_show import FINDINGS
+from aprfmt.cli import diff
+from aprfmt.cli.diff import FINDINGS
+from aprfmt.cli.trace import dumped_arrays, reference
 from aprfmt.model import Model
 from tests.cli.run import aprfmt
 
@@ -25,7 +26,7 @@ def test_what_sampling_shows_and_leaves_out_is_all_it_found(
         differing=[SimpleNamespace(tensor=f"d{i}", byte=i) for i in range(differing)],
         unlike=[SimpleNamespace(tensor=f"u{i}", why="shape") for i in range(unlike)],
     )  # fmt: skip
-    diff_sampled.show(report)
+    diff.show_samples(report)
     lines = capsys.readouterr().out.splitlines()
     shown = sum(line.startswith(("  d", "  u")) for line in lines)
     more = [int(line.split()[1]) for line in lines if line.startswith("  ... ")]
@@ -38,9 +39,11 @@ def test_a_gate_repeats_as_many_findings_as_a_sentence_holds(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     findings = [Finding(f"t{i}", f"found {i}", f"expected {i}") for i in range(count)]
-    monkeypatch.setattr(asking, "result_of", lambda row, context: (Result(findings=findings), ""))
+    monkeypatch.setattr(
+        check_runner, "check_result", lambda row, context: (Result(findings=findings), "")
+    )
     context: Any = SimpleNamespace(model=SimpleNamespace(format="gguf"))
-    (found,) = asking.retold(context, "shapes", "gate")
+    (found,) = check_runner.repeat_result(context, "shapes", "gate")
     assert found.found.split("; ") == [f"t{i}: found {i}" for i in range(min(count, LISTED))]
     assert found.expected.split("; ") == [f"expected {i}" for i in range(min(count, LISTED))]
 
@@ -50,7 +53,7 @@ def test_a_mapping_shows_how_certain_each_row_is(capsys: pytest.CaptureFixture[s
         {"name": "first", "shape": [2], "key": "L0.q", "certainty": "values", "distance": 0.25},
         {"name": "second", "shape": [3], "key": None, "certainty": None, "why": "no point"},
     ]
-    trace_map.show({"names": rows, "file": ""})
+    dumped_arrays.show_mapping({"names": rows, "file": ""})
     first, second = (line.split() for line in capsys.readouterr().out.splitlines()[1:])
     assert first == ["first", "[2]", "L0.q", "values", "0.25"]
     assert second == ["second", "[3]", "-", "-", "no", "point"]
@@ -62,16 +65,16 @@ def test_every_point_is_offered_where_some_are_not_shown(
     every: bool, points: int, said: bool, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(trace_against, "_row", lambda point: (point.key, "", "", "", ""))
-    monkeypatch.setattr(trace_against, "verdict", lambda difference: ("differs", "bad"))
-    monkeypatch.setattr("aprfmt.cli.running.show_nonfinite", lambda *_: None)
+    monkeypatch.setattr(reference, "_row", lambda point: (point.key, "", "", "", ""))
+    monkeypatch.setattr(reference, "reference_verdict", lambda difference: ("differs", "bad"))
+    monkeypatch.setattr("aprfmt.cli.run_options.show_nonfinite", lambda *_: None)
     rows = [SimpleNamespace(key=f"L{i}.q", beyond=False, outside=False) for i in range(points)]
     difference: Any = SimpleNamespace(points=rows, only_in_a=(), only_in_b=(), not_checked=())
-    trace_against.show_difference(difference, "R", every)
+    reference.show_difference(difference, "R", every)
     assert ("every point: -v" in capsys.readouterr().out) == said
     for row in rows:
         row.beyond = True
-    trace_against.show_difference(difference, "R", every)
+    reference.show_difference(difference, "R", every)
     assert "every point: -v" not in capsys.readouterr().out  # all of them are shown
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import MappedFile, cut_files
+from aprfmt.formats.mapped_file import MappedFile, truncated_files
 from tests.conftest import ROOT
 from tests.conversion.folders import write_safetensors
 from tests.patience import PATIENCE
@@ -27,13 +27,13 @@ SIZE = 4 << 20
 # Runs a command whose first comparison of bytes finds its source cut.
 DRIVER = """
 import os, sys
-from aprfmt.tensors import equal as module
+from aprfmt.tensors import memory_compare as module
 from aprfmt.cli.main import main
-real = module.equal
+real = module.bytes_equal
 def cutting(a, b):
     os.truncate(sys.argv[1], 5000)
     return real(a, b)
-module.equal = cutting
+module.bytes_equal = cutting
 main(sys.argv[2:])
 """
 
@@ -90,10 +90,10 @@ def test_a_file_that_was_replaced_by_a_shorter_one_was_not_cut(source: Path) -> 
     other = source.with_name("z")
     other.write_bytes(source.read_bytes()[:5000])
     os.replace(other, source)
-    assert source not in [path for path, _, _ in cut_files()]
+    assert source not in [path for path, _, _ in truncated_files()]
     os.truncate(source, 4000)  # the file that lies there now
     now = MappedFile(source)
     os.truncate(source, 3000)
-    assert (source, 4000, 3000) in cut_files()
+    assert (source, 4000, 3000) in truncated_files()
     old.close()
     now.close()

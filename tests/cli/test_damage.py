@@ -316,7 +316,7 @@ def test_inspect_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """With 8 GiB: no byte of a tensor is read, and no checksum is computed over them."""
     import zlib
 
-    from aprfmt.formats.mapped import StoredTensor
+    from aprfmt.formats.mapped_file import StoredTensor
 
     def fail(*args: object) -> memoryview:
         raise AssertionError("a tensor was read")

@@ -60,7 +60,7 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aprfmt.formats.output import OutputFile
+    from aprfmt.formats.output_file import OutputFile
 
     written = []
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.measure.difference_image import image_of
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt as command
@@ -230,7 +230,7 @@ def test_a_cell_holds_whole_blocks_or_shares_one_evenly(
 ) -> None:
     """A [128, 256] tensor in blocks of 256 is no column of cells: as many across as there fit."""
     aprfmt.convert(demo_model, tmp_path / "q.gguf", encoding=kind)
-    block = encoding(kind).block_size
+    block = find_encoding(kind).block_size
     with aprfmt.open(demo_model) as a, aprfmt.open(tmp_path / "q.gguf") as b:
         for key in ("L1.attn_v.weight", "L0.ffn_down.weight", "token_embd.weight"):
             image = image_of(a.roles[key], b.roles[key], key)
@@ -316,7 +316,7 @@ def test_the_page_of_a_diagnosis(tab: Page, demo_model: Path, tmp_path: Path) ->
 
 
 def test_the_page_of_parity(tab: Page, demo_model: Path, tmp_path: Path) -> None:
-    from aprfmt.cli.parity_html import render_page
+    from aprfmt.cli.parity.page import render_page
 
     page = tmp_path / "p.html"
     words = ("parity", demo_model, "--between", "numpy:float64", "numpy:float32")

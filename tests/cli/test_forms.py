@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from aprfmt.cli import forms, render
+from aprfmt.cli import output_format, render
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.main import group
 from tests.cli.run import ROOT, Done, aprfmt
@@ -86,7 +86,7 @@ def test_an_answer_for_agents_is_short_plain_and_the_same(
     whole = run(command, files, tmp_path, "--format", "human")
     assert short.code == whole.code, (short, whole)
     lines = short.out.splitlines()
-    assert 1 <= len(lines) <= forms.LINES, short.out
+    assert 1 <= len(lines) <= output_format.LINES, short.out
     assert "\x1b" not in short.out and "\r" not in short.out
     for line in lines:  # a list that is cut says where the rest is
         assert not re.search(r"\.\.\. \d+ more", line) or "--json" in line or "-v" in line, line
@@ -126,7 +126,7 @@ def test_every_command_has_every_form(name: str) -> None:
     option = next(param for param in command.params if "--format" in param.opts)
     assert isinstance(option.type, click.Choice)
     choices = tuple(option.type.choices)
-    assert choices in (forms.FORMS, forms.CI_FORMS)
+    assert choices in (output_format.FORMS, output_format.CI_FORMS)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -142,21 +142,21 @@ def piped(*args: object, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("variable", forms.AGENT_VARIABLES)
+@pytest.mark.parametrize("variable", output_format.AGENT_VARIABLES)
 def test_an_agents_variable_chooses_its_form(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert forms.form() == "human"
+    assert output_format.answer_format() == "human"
     monkeypatch.setenv(variable, "1")
-    assert forms.form() == "agent"
+    assert output_format.answer_format() == "agent"
     for off in ("", "0", "false"):
         monkeypatch.setenv(variable, off)
-        assert forms.form() == "human"
+        assert output_format.answer_format() == "human"
 
 
 def test_what_is_asked_for_wins_over_the_environment(demo_model: Path) -> None:
     human, agent = piped("inspect", demo_model), piped("inspect", demo_model, CLAUDECODE="1")
-    assert len(agent.splitlines()) <= forms.LINES < len(human.splitlines())
+    assert len(agent.splitlines()) <= output_format.LINES < len(human.splitlines())
     assert piped("inspect", demo_model, "--format", "agent") == agent
     assert piped("inspect", demo_model, "--format", "human", CLAUDECODE="1") == human
     for asked in (("--json",), ("--format", "json"), ("--json", "--format", "human")):
@@ -167,7 +167,7 @@ def test_what_is_asked_for_wins_over_the_environment(demo_model: Path) -> None:
 def test_a_terminal_is_a_persons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AI_AGENT", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert forms.form() == "human"
+    assert output_format.answer_format() == "human"
 
 
 def test_a_list_that_was_asked_for_is_whole(files: dict[str, Path]) -> None:
@@ -179,13 +179,13 @@ def test_a_list_that_was_asked_for_is_whole(files: dict[str, Path]) -> None:
 
 def test_what_does_not_fit_is_counted_and_the_command_stays() -> None:
     lines = [(f"line {i}", "") for i in range(30)] + [("next: aprfmt doctor", "head")]
-    found = render.shortened(lines)
-    assert len(found) == forms.LINES
+    found = render.shorten_answer(lines)
+    assert len(found) == output_format.LINES
     assert found[-1][0] == "next: aprfmt doctor" and found[0][0] == "line 0"
     assert found[-2][0].startswith("... 20 more lines")
-    assert render.shortened(lines[:12]) == lines[:12]
+    assert render.shorten_answer(lines[:12]) == lines[:12]
 
 
 def test_the_page_names_every_variable() -> None:
     text = (ROOT / "docs" / "reference" / "json.md").read_text()
-    assert [name for name in forms.AGENT_VARIABLES if f"`{name}`" not in text] == []
+    assert [name for name in output_format.AGENT_VARIABLES if f"`{name}`" not in text] == []

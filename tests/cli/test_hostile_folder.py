@@ -1,7 +1,7 @@
 """Python files that lie beside models are never run, by any command or by what a command starts.
 
 Seen red: workers started with `-m`, a child's search path with the working folder in it, `""` kept
-in that path, and a process that is started elsewhere than in base/child.py.
+in that path, and a process that is started elsewhere than in base/child_process.py.
 """
 
 import ast
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.base.child import import_path, start_module
+from aprfmt.base.child_process import import_path, start_module
 from aprfmt.cli.commands import COMMANDS
 from tests.cli.run import ROOT, aprfmt
 from tests.patience import PATIENCE
@@ -176,7 +176,9 @@ def test_processes_are_started_in_one_place() -> None:
     }
     # git, in the repository that the hook was called for; llama.cpp's server, by a child of ours
     others = {"cli/pre_commit.py", "aprfmt/tokenizer/llama_server_child.py"}
-    assert found == {"aprfmt/base/child.py", *others}, "start it by aprfmt.base.child"
+    assert found == {"aprfmt/base/child_process.py", *others}, (
+        "start it by aprfmt.base.child_process"
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aprfmt.cli.histograms import BINS, histogram
-from aprfmt.cli.html import in_script, page
+from aprfmt.cli.html_page import render_html, script_json
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt
 
@@ -134,20 +134,20 @@ def test_relative_distance_is_shown_against_a_reference(
 
 
 def test_text_of_a_file_is_escaped_everywhere() -> None:
-    text = page(NASTY, {NASTY: NASTY}, {"a": NASTY, "n": float("nan")}, ())
+    text = render_html(NASTY, {NASTY: NASTY}, {"a": NASTY, "n": float("nan")}, ())
     assert NASTY not in text and text.count("<script") == text.count("</script>") == 2
     assert "<img" not in text and "http" not in re.sub(r"http-equiv|http:\\?/\\?/x\.test", "", text)
     assert held(text) == {"facts": [[NASTY, NASTY]], "a": NASTY, "n": "NaN"}
-    assert in_script("<!--</SCRIPT>&") == "\\u003c!--\\u003c/SCRIPT\\u003e\\u0026"
+    assert script_json("<!--</SCRIPT>&") == "\\u003c!--\\u003c/SCRIPT\\u003e\\u0026"
     raw = "\x1b[2J\u202e\n$title ${data}"
-    text = page(raw, {}, {raw: [{"b": raw}]}, ())
+    text = render_html(raw, {}, {raw: [{"b": raw}]}, ())
     shown = "\\x1b[2J\\u202e\\n$title ${data}"
     assert held(text) == {"facts": [], shown: [{"b": shown}]}
     assert f"<h1>{shown}</h1>" in text and text.isascii()
 
 
 def test_facts_that_say_nothing_are_left_out() -> None:
-    found = held(page("t", {"a": None, "b": "", "c": [], "d": 0, "e": False}, {}, ()))
+    found = held(render_html("t", {"a": None, "b": "", "c": [], "d": 0, "e": False}, {}, ()))
     assert found == {"facts": [["d", "0"], ["e", "False"]]}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.cli import running
+from aprfmt.cli import run_options
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.engines import ENGINES
 from tests.cli.run import aprfmt
@@ -23,7 +23,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def session(*of: Any, **named: Any) -> Any:
         raise AprfmtError("nothing is run")
 
-    monkeypatch.setattr(running, "session", session)
+    monkeypatch.setattr(run_options, "open_session", session)
 
 
 def said(model: Path, *options: str) -> str:

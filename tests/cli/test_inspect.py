@@ -9,8 +9,8 @@ from pathlib import Path
 import gguf
 import pytest
 
-from aprfmt.arch.used import used
-from aprfmt.base.named import FILE_TYPES, GUESSED, NAMES, file_type_name, meaning
+from aprfmt.arch.used_hyperparameters import used_names
+from aprfmt.base.metadata_values import FILE_TYPES, GUESSED, NAMES, file_type_name, number_name
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.models import save_tiny
@@ -35,7 +35,7 @@ def test_file_types_are_those_of_gguf() -> None:
     assert pooling.items() <= NAMES[".pooling_type"].items()
     assert gating.items() <= NAMES[".expert_gating_func"].items()
     assert file_type_name(15 | GUESSED) == "Q4_K_M" and file_type_name(GUESSED) == ""
-    assert not meaning("general.file_type", True) and not meaning("x.block_count", 1)
+    assert not number_name("general.file_type", True) and not number_name("x.block_count", 1)
 
 
 def test_the_first_line_of_a_real_file_answers(smollm2: Path) -> None:
@@ -92,7 +92,7 @@ def test_only_hyperparameters_in_use_are_shown(name: str, tmp_path: Path) -> Non
     save_tiny(name, tmp_path)
     there, absent = USED[name]
     with open_model(tmp_path) as model:
-        found = set(used(model.hyper))
+        found = set(used_names(model.hyper))
     assert there <= found and not absent & found
     out = aprfmt("inspect", tmp_path).out
     shown = {line.split()[0] for line in out.splitlines() if line}

@@ -267,8 +267,8 @@ def test_without_stats_no_tensor_is_read(
         raise AssertionError("a tensor is read")
 
     monkeypatch.setattr("aprfmt.tensors.view.decode_tensor", read)
-    monkeypatch.setattr("aprfmt.checks.file.census.take", read)
-    monkeypatch.setattr("aprfmt.checks.file.layout.checksum", read)
+    monkeypatch.setattr("aprfmt.checks.file.value_pass.scan_values", read)
+    monkeypatch.setattr("aprfmt.checks.file.layout.check_checksum", read)
     page = tmp_path / "p.html"
     done = command("inspect", demo_model, "--html", page, "--json")
     assert done.code == 0, done.err

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from aprfmt.cli import diff_sampled, trace_against, trace_map
-from aprfmt.cli.diff_show import FINDINGS
+from aprfmt.cli import diff
+from aprfmt.cli.diff import FINDINGS
+from aprfmt.cli.trace import dumped_arrays, reference
 from aprfmt.measure.sampling import DifferingRange, SampleReport, Unsampled
 from aprfmt.measure.traces import PointDiff, TraceDiff
 
@@ -29,7 +30,7 @@ def sampled(differing: int, unlike: int) -> SampleReport:
 def test_a_sample_counts_every_finding(
     differing: int, unlike: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    diff_sampled.show(sampled(differing, unlike))
+    diff.show_samples(sampled(differing, unlike))
     lines = capsys.readouterr().out.splitlines()
     listed = sum("differs" in line or "only in A" in line for line in lines if "range" not in line)
     left = [int(line.split()[1]) for line in lines if line.strip().endswith("more (--json)")]
@@ -45,14 +46,14 @@ def points(count: int, beyond: int) -> TraceDiff:
     return TraceDiff(made, made[0].key if beyond else None, (), ())
 
 
-@pytest.mark.parametrize("beyond", [0, 1, trace_against.SHOWN, trace_against.SHOWN + 2])
+@pytest.mark.parametrize("beyond", [0, 1, reference.SHOWN, reference.SHOWN + 2])
 @pytest.mark.parametrize("within", [0, 1, 5])
 def test_more_points_are_offered_where_there_are_more(
     beyond: int, within: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace_against.show_difference(points(beyond + within, beyond), "R", False)
+    reference.show_difference(points(beyond + within, beyond), "R", False)
     out = capsys.readouterr().out
-    shown = min(beyond, trace_against.SHOWN)
+    shown = min(beyond, reference.SHOWN)
     assert ("every point: -v" in out) == (beyond + within > shown)
     assert (f"... {beyond - shown} more beyond" in out) == (beyond > shown)
 
@@ -62,7 +63,7 @@ def test_a_mapped_array_says_how_certain_it_is(capsys: pytest.CaptureFixture[str
         {"name": "x", "shape": [2], "key": "L0.out", "certainty": "measured", "distance": 0.25},
         {"name": "y", "shape": [3], "key": None},
     ]
-    trace_map.show({"names": rows, "file": ""})
+    dumped_arrays.show_mapping({"names": rows, "file": ""})
     out = capsys.readouterr().out.splitlines()
     mapped = next(line.split() for line in out if line.split()[:1] == ["x"])
     assert mapped[-2:] == ["measured", "0.25"]

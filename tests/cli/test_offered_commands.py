@@ -17,7 +17,9 @@ def largest() -> int:
 
 def offer(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     point = EntryPoint(name, value, "aprfmt.commands")
-    monkeypatch.setattr(main, "points", lambda kind: [point] if kind == "commands" else [])
+    monkeypatch.setattr(
+        main, "installed_entry_points", lambda kind: [point] if kind == "commands" else []
+    )
 
 
 def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:

@@ -387,7 +387,7 @@ def test_colours_mean_tolerance(
     tab: Page, pages: Mapping[str, Path], tmp_path: Path, times: float, scheme: str
 ) -> None:
     """A run inside its bound is pale whatever else the map holds; red is beyond it."""
-    from aprfmt.cli.parity_html import render_page
+    from aprfmt.cli.parity.page import render_page
 
     tab.open(pages["parity"])
     body = json.loads(tab.evaluate("JSON.stringify(data.found)"))
@@ -498,7 +498,7 @@ def test_observations_of_a_trace_are_no_verdict(
 def test_rows_that_do_not_apply_are_folded_away(
     tab: Page, pages: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    from aprfmt.cli.parity_html import render_page
+    from aprfmt.cli.parity.page import render_page
 
     tab.open(pages["parity"])
     body = json.loads(tab.evaluate("JSON.stringify(data.found)"))

@@ -40,7 +40,7 @@ def test_only_a_terminal_sees_it_and_it_is_erased(
     now = iter(range(0, 100, 2))  # a clock of our own
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setattr("aprfmt.cli.render.time.monotonic", lambda: float(next(now)))
-    monkeypatch.setattr(render, "wanted", lambda flag: quiet and flag == "quiet")
+    monkeypatch.setattr(render, "is_flag_set", lambda flag: quiet and flag == "quiet")
     with render.ProgressLine("convert", "bytes") as progress:
         progress(1_000_000, 4_000_000)
         progress(4_000_000, 4_000_000)
@@ -90,7 +90,9 @@ setattr(module, function, wait)
 main(sys.argv[1:])
 """
 OPENING = "aprfmt.model._open_source"
-FIRST = {"scan": "aprfmt.fleet.run.find"}  # what is done first, where that is not opening a model
+FIRST = {
+    "scan": "aprfmt.fleet.run.find_models"
+}  # what is done first, where that is not opening a model
 LONG = {
     "diff": ["MODEL", "MODEL"],
     "hash": ["MODEL"],
@@ -178,7 +180,7 @@ def test_a_pipe_and_quiet_see_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal, quiet in ((False, False), (True, True)):
         err = Terminal() if terminal else io.StringIO()
         monkeypatch.setattr(sys, "stderr", err)
-        monkeypatch.setattr(render, "wanted", lambda flag, quiet=quiet: quiet)
+        monkeypatch.setattr(render, "is_flag_set", lambda flag, quiet=quiet: quiet)
         monkeypatch.setattr(render.StatusLine, "_work", lambda *_: pytest.fail("a thread began"))
         line = render.StatusLine()
         line.begin("diff", "reading")

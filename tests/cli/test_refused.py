@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.formats.foreign import EXTENSIONS
+from aprfmt.formats.foreign_formats import EXTENSIONS
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
 

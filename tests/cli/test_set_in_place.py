@@ -16,8 +16,14 @@ import safetensors
 
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import open_source
-from aprfmt.formats.mapped import identity_of
-from aprfmt.formats.patched import SCHEMA, file_of, parse_patch, patch, patch_of
+from aprfmt.formats.in_place_patch import (
+    SCHEMA,
+    inode_identity,
+    parse_patch,
+    patch_file,
+    patch_path,
+)
+from aprfmt.formats.mapped_file import file_identity
 from aprfmt.formats.signature import sign
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
@@ -197,7 +203,7 @@ def test_a_kill_at_any_call_leaves_old_or_new_or_is_completed(
         if code == 0:
             break
         assert code == -signal.SIGKILL
-        if patch_of(path).exists():
+        if patch_path(path).exists():
             refused += 1
             mixed += path.read_bytes() not in (old, new)
             inspected = aprfmt("inspect", path)
@@ -213,9 +219,9 @@ def test_a_kill_at_any_call_leaves_old_or_new_or_is_completed(
 def test_any_write_into_the_folder_completes_it(files: dict[str, Path], tmp_path: Path) -> None:
     path = files["gguf"]
     old = path.read_bytes()
-    patch(path, [(4, b"\7")], identity_of(path.stat()))
+    patch_file(path, [(4, b"\7")], file_identity(path.stat()))
     path.write_bytes(old)
-    record = patch_of(path)
+    record = patch_path(path)
     record.write_bytes(written_patch(path))
     assert aprfmt("inspect", path).code == 2
     done = aprfmt("convert", files["folder"], tmp_path / "z.gguf")
@@ -229,7 +235,7 @@ def written_patch(path: Path, *, file: str = "", signed: bool = True) -> bytes:
     """Return a patch of two bytes, as a killed run leaves it."""
     head = {
         "schema": SCHEMA,
-        "file": file or file_of(path.stat()),
+        "file": file or inode_identity(path.stat()),
         "pieces": [[8, 2]],
         "sha256": hashlib.sha256(b"zz").hexdigest(),
     }
@@ -246,7 +252,7 @@ def test_a_patch_of_another_file_is_nothing(
     path = files["gguf"]
     old = path.read_bytes()
     data = written_patch(path, file="1:2:3" if kind == "another file" else "")
-    record = patch_of(path)
+    record = patch_path(path)
     if kind == "a link":
         record.symlink_to(tmp_path / "elsewhere")
         record = tmp_path / "elsewhere"
@@ -261,7 +267,7 @@ def test_a_planted_patch_is_never_applied(
     kind: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is refused, as another user's run may have left it; the patch stays."""
-    path, record = files["gguf"], patch_of(files["gguf"])
+    path, record = files["gguf"], patch_path(files["gguf"])
     old = path.read_bytes()
     with monkeypatch.context() as other:
         if kind == "another key":
@@ -279,11 +285,11 @@ def test_a_planted_patch_is_never_applied(
 def test_a_change_of_another_run_is_not_mixed_with_ours(files: dict[str, Path]) -> None:
     """Two runs that read the same bytes: the second is told, and writes nothing."""
     path = files["gguf"]
-    read = identity_of(path.stat())
-    patch(path, [(8, b"ab")], read)
+    read = file_identity(path.stat())
+    patch_file(path, [(8, b"ab")], read)
     after = path.read_bytes()
     with pytest.raises(AprfmtError, match="was changed by somebody else meanwhile"):
-        patch(path, [(9, b"cd")], read)
+        patch_file(path, [(9, b"cd")], read)
     assert path.read_bytes() == after
 
 

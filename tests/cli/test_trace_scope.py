@@ -57,14 +57,15 @@ def test_the_text_says_tokens_positions_dtype_and_device(tiny: Path, tmp_path: P
 def test_spikes_and_nan_are_coloured_on_a_terminal(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.cli import render, trace_show
+    from aprfmt.cli import render
+    from aprfmt.cli.trace import output
 
     def coloured(*args: object) -> list[str]:
         monkeypatch.setattr(render, "colours", lambda: True)
         monkeypatch.setattr("click.utils.should_strip_ansi", lambda *a: False)
         return aprfmt("trace", *args, *IDS).out.splitlines()
 
-    monkeypatch.setattr(trace_show, "SPIKE", 1.0)
+    monkeypatch.setattr(output, "SPIKE", 1.0)
     lines = coloured(tiny)
     spiky = [line for line in lines if line.startswith("\x1b[33mL")]
     rows = [line for line in spiky if "median" not in line]
@@ -313,7 +314,7 @@ def test_the_reference_is_run_under_the_same_limits(
 def test_generated_text_comes_piece_by_piece(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.cli.run_show import TextWriter
+    from aprfmt.cli.run import TextWriter
 
     pieces: list[str] = []
     monkeypatch.setattr(TextWriter, "_print", lambda self, text: pieces.append(text))

@@ -45,7 +45,7 @@ def test_every_warning_has_a_key_of_the_table_and_every_key_a_warning() -> None:
     keys = {where: key.value for where, key in found.items() if isinstance(key, ast.Constant)}
     passed_on = {where for where in found if where not in keys}
     assert {where.partition(":")[0] for where in passed_on} <= {
-        "cli/inspect_show.py",
+        "cli/inspect/output.py",
         "aprfmt/formats/damage.py",
     }
     assert set(keys.values()) <= WARNINGS.keys(), set(keys.values()) - WARNINGS.keys()

@@ -71,11 +71,11 @@ def test_layout_steps_are_said_in_words(tmp_path: Path) -> None:
 
 
 def test_every_layout_step_has_its_words() -> None:
-    from aprfmt.arch import joins, steps
+    from aprfmt.arch import joining_steps, layout_steps
 
     made = {
         name
-        for module in (steps, joins)
+        for module in (layout_steps, joining_steps)
         for name, kind in vars(module).items()
         if isinstance(kind, type) and kind.__module__ == module.__name__ and hasattr(kind, "undo")
     }

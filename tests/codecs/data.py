@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.forks import DECODED
+from aprfmt.base.fork_types import DECODED
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import Codec
 

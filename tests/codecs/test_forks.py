@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.forks import CONTESTED, DECODED, MEASURED
+from aprfmt.base.fork_types import CONTESTED, DECODED, MEASURED
 from aprfmt.codecs import CODECS, codec, decode, decode_chunked
 from aprfmt.codecs.row_codec import RowCodec
 from aprfmt.errors import CodecError, UnsupportedError

@@ -12,7 +12,7 @@ import pytest
 
 from aprfmt import codecs
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.conversion.counts import Counts, only_blocks
+from aprfmt.conversion.change_counts import ChangeCounts, is_block_encoding
 from aprfmt.errors import CodecError
 from tests.codecs.levels import golden, level, misaligned, native
 from tests.patience import PATIENCE
@@ -240,10 +240,10 @@ def test_changes_are_counted_as_numpy_does(count: int) -> None:
     under = (before != 0) & (after == 0)
     assert native.changes(before, after) == (differ.sum(), over.sum(), under.sum())
     for kind in (np.float32, np.float64):  # by the kernel, and by numpy
-        counts = Counts()
+        counts = ChangeCounts()
         with np.errstate(all="ignore"):
             counts.add(before.astype(kind), after.astype(kind))
-        assert counts == Counts(int(differ.sum()), int(over.sum()), int(under.sum()))
+        assert counts == ChangeCounts(int(differ.sum()), int(over.sum()), int(under.sum()))
     if count > 1:
         with pytest.raises(CodecError, match="changes: found"):
             native.changes(before[1:], after)
@@ -264,10 +264,10 @@ def test_changes_of_blocks_are_those_of_their_values(name: str) -> None:
         expected = native.changes(before, after)
     assert native.changes_of(name, before, raw) == expected
     for threads in (1, 3):
-        counts = Counts()
+        counts = ChangeCounts()
         done = counts.add_encoded(before, name, raw.tobytes(), row.block_size, threads)
-        assert done == only_blocks(name)
-        assert counts == (Counts(*expected) if done else Counts())
+        assert done == is_block_encoding(name)
+        assert counts == (ChangeCounts(*expected) if done else ChangeCounts())
     with pytest.raises(CodecError, match=f"bytes of {name}, expected"):
         native.changes_of(name, before[: -row.block_size], raw)
 

@@ -8,7 +8,7 @@ from aprfmt.codecs import CODECS, encode, modelopt_scope, writable
 from aprfmt.codecs.compressed_tensors import _by_group
 from aprfmt.codecs.repack_blocks import _scale
 from aprfmt.errors import AprfmtError, CodecError
-from aprfmt.formats.pytorch.calls import _sparse
+from aprfmt.formats.pytorch.pickle_calls import _sparse
 
 
 def test_what_is_writable_encodes_weights_and_nothing_else_does() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from aprfmt.compare import diff_models
-from aprfmt.formats.mapped import StoredTensor
+from aprfmt.formats.mapped_file import StoredTensor
 from aprfmt.measure import prefetch
 from aprfmt.measure.alignment import TensorPair, align
 from aprfmt.measure.prefetch import Beforehand
 from aprfmt.model import open_model
-from aprfmt.tensors.runs import RunBytes, differs
+from aprfmt.tensors.runs import RunBytes, difference_offset
 from tests.conversion.folders import write_safetensors
 
 SIZE = 3000
@@ -73,9 +73,9 @@ def test_a_small_pair_waits_for_no_later_one(
 
     def counted(*sides: Any) -> int | None:
         done.append(1)
-        return differs(*sides)
+        return difference_offset(*sides)
 
-    monkeypatch.setattr(prefetch, "differs", counted)
+    monkeypatch.setattr(prefetch, "difference_offset", counted)
     with open_model(path) as a, open_model(path) as b:
         pairs = align(a, b).pairs
         small = next(n for n, pair in enumerate(pairs) if pair.key == "b small")

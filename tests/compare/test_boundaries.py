@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import aprfmt
-from aprfmt.arch.values import same_value
-from aprfmt.base.protocols import Typed
-from aprfmt.base.regexes import matches_start
+from aprfmt.arch.value_checks import same_value
+from aprfmt.base.bounded_regex import matches_start
+from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tensor.explanation import _with_numbers
 from aprfmt.causes.tokenizer import special_ids, vocabulary_lists
 from aprfmt.compare import _hyperparameters
@@ -34,7 +34,7 @@ def test_a_special_id_is_that_of_a_token(
     with aprfmt.open(demo_gguf) as model:
         count = len(model.metadata["tokenizer.ggml.tokens"])
     key = f"tokenizer.ggml.{role}_token_id"
-    metadata = {key: Typed(count + beyond, "uint32")}
+    metadata = {key: TypedValue(count + beyond, "uint32")}
     aprfmt.convert(demo_gguf, tmp_path / "x.gguf", metadata=metadata, verify=False)
     report = aprfmt.validate(tmp_path / "x.gguf")
     rows = {check.name: check.outcome for check in report.checks}

@@ -17,7 +17,7 @@ from aprfmt.causes.tensor.explanation import PairContext, explain_pair
 from aprfmt.causes.tensor.packed_faults import PACKED
 from aprfmt.compare import TensorDiff, diff
 from aprfmt.conversion.options import ConvertOptions
-from aprfmt.formats import FORMATS, written
+from aprfmt.formats import FORMATS, writable_formats
 from aprfmt.measure.records import Explanation
 from tests.causes.tensor_faults import FAULTS
 from tests.compare import faults
@@ -62,7 +62,7 @@ def check(row: TensorDiff, fault: Fault) -> None:
         assert explanation.residual_after < 0.2 * explanation.residual_before
 
 
-@pytest.mark.parametrize("target", written())
+@pytest.mark.parametrize("target", writable_formats())
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fault_is_named_in_every_format(
     name: str, target: str, source: Path, tmp_path: Path
@@ -127,7 +127,7 @@ STORED: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {
 
 
 @pytest.mark.parametrize("what", STORED)
-@pytest.mark.parametrize("target", written())
+@pytest.mark.parametrize("target", writable_formats())
 @pytest.mark.parametrize("role", ["L1.attn_q.weight", "L1.ffn_up.weight"])
 def test_damage_on_disk_is_named_with_its_place(
     what: str, target: str, role: str, source: Path, tmp_path: Path
@@ -317,7 +317,7 @@ def test_layers_moved_in_a_circle_are_listed(source: Path, tmp_path: Path) -> No
 # --- no false explanation ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", written())
+@pytest.mark.parametrize("target", writable_formats())
 @pytest.mark.parametrize("encoding", ["", "F16", "F32"])
 def test_a_clean_copy_has_nothing_to_explain(
     target: str, encoding: str, source: Path, tmp_path: Path

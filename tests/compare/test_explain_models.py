@@ -8,7 +8,7 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import diff
-from aprfmt.formats import FORMATS, written
+from aprfmt.formats import FORMATS, writable_formats
 from tests.compare.damage import patched
 from tests.compare.faults import flipped
 from tests.diagnose import files
@@ -28,7 +28,7 @@ def exchanged(first: str, second: str) -> Any:
     return change
 
 
-@pytest.mark.parametrize("target", written())
+@pytest.mark.parametrize("target", writable_formats())
 def test_layers_and_a_bit_of_the_demo_model(target: str, demo_model: Path, tmp_path: Path) -> None:
     """Biases are permuted in no format here, norms are widened in one: all are found again."""
     folder = tmp_path / "clean"

@@ -14,7 +14,7 @@ import pytest
 
 from aprfmt import codecs
 from aprfmt.compare import diff_models
-from aprfmt.formats import jsonio
+from aprfmt.formats import bounded_json
 from aprfmt.formats.gguf import arrays
 from aprfmt.formats.gguf.metadata import Metadata
 from aprfmt.model import open_model
@@ -51,13 +51,13 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count how often each JSON text is parsed, by what messages about it begin with."""
     counts: Counter[str] = Counter()
-    real = jsonio.loads
+    real = bounded_json.loads
 
     def loads(data: str, where: str, **options: object) -> object:
         counts[where] += 1
         return real(data, where, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(jsonio, "loads", loads)
+    monkeypatch.setattr(bounded_json, "loads", loads)
     return counts
 
 

@@ -14,7 +14,7 @@ import pytest
 import aprfmt
 from aprfmt.causes.tensor import symmetry
 from aprfmt.compare import DiffReport, diff
-from aprfmt.formats import FORMATS, written
+from aprfmt.formats import FORMATS, writable_formats
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.models import save_tiny
 
@@ -86,7 +86,7 @@ def causes(report: DiffReport) -> dict[str, str]:
     return {row.key: row.cause for row in report.tensors if row.verdict == "DIFFERENT"}
 
 
-@pytest.mark.parametrize("target", written())
+@pytest.mark.parametrize("target", writable_formats())
 @pytest.mark.parametrize(
     ("edit", "cause", "count"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tokenizer import comparison as comparing
 from aprfmt.causes.tokenizer.comparison import TokensReport, between, compare_tokens
 from aprfmt.model import Model, open_model
@@ -250,7 +250,7 @@ def test_a_role_that_moves_between_tokens_of_one_text_is_shown(demo_model: Path)
     """Files of the field hold a filler more than once: the id says more than its text."""
     keys: dict[str, Any] = dict(without_json(to_gguf(folder_model(demo_model))))
     tokens = [*keys["tokenizer.ggml.tokens"].value[:-2], "[PAD]", "[PAD]"]
-    keys["tokenizer.ggml.tokens"] = Typed(tokens, "array:string")
+    keys["tokenizer.ggml.tokens"] = TypedValue(tokens, "array:string")
     sides = [
         fake("gguf", {**keys, "tokenizer.ggml.padding_token_id": len(tokens) - back})
         for back in (2, 1)

@@ -9,11 +9,11 @@ import pytest
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.spec import HyperRule
-from aprfmt.base.encodings import ENCODINGS, block
+from aprfmt.base.encodings import ENCODINGS, block_encoding
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import F32, BlockCodec, Blocks
 from aprfmt.errors import BackendUnavailableError, FormatError, OutputError
-from aprfmt.formats import written
+from aprfmt.formats import writable_formats
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DTYPES
 from aprfmt.testing import check_arch, check_backend, check_codec, check_format
@@ -52,13 +52,13 @@ def twelve() -> BlockCodec:
 
 def test_a_codec_of_blocks_that_are_no_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen red: the suite encoded rows of 256 numbers whatever the size of a block."""
-    monkeypatch.setitem(ENCODINGS, "TWELVE", block("TWELVE", 12, "d:f4 qs:12i1"))
+    monkeypatch.setitem(ENCODINGS, "TWELVE", block_encoding("TWELVE", 12, "d:f4 qs:12i1"))
     monkeypatch.setitem(CODECS._rows, "TWELVE", ("", ""))
     monkeypatch.setitem(CODECS._loaded, "TWELVE", twelve())
     assert "encoder" in check_codec("TWELVE")
 
 
-@pytest.mark.parametrize("name", written())
+@pytest.mark.parametrize("name", writable_formats())
 def test_formats(name: str, tmp_path: Path) -> None:
     assert len(check_format(name, tmp_path)) == 6
 

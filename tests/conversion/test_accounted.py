@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.checks import validate
 from aprfmt.conversion import plan as plans
-from aprfmt.conversion.accounted import account, recorded
+from aprfmt.conversion.accounting import account_for_source, recorded_omissions
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.model.sidecar_files import ROWS as FILE_ROWS
 from tests.cli.run import aprfmt as command
@@ -212,7 +212,7 @@ def test_a_scale_that_is_lost_fails(tmp_path: Path) -> None:
     left = {n: row for n, row in rows.items() if not n.startswith("model.layers.0.mlp.up_proj")}
     write_mixed(tmp_path / "less" / "model.safetensors", left)
     with aprfmt.open(tmp_path / "less") as copy, aprfmt.open(tmp_path / "m") as source:
-        lost = account(copy, source, recorded(copy)).lost
+        lost = account_for_source(copy, source, recorded_omissions(copy)).lost
     assert {entry.name for entry in lost} == set(rows) - set(left)
     assert {entry.kind for entry in lost} == {"tensor", "scale"}
 
@@ -290,7 +290,7 @@ def foreign(demo_model: Path, tmp_path: Path) -> Path:
     """Return a GGUF without a key of ours: vocabulary, template and licence stand in its own."""
     aprfmt.convert(demo_model, tmp_path / "ours.gguf")
     meta, types, tensors = read(tmp_path / "ours.gguf")
-    plain = {k: Typed(v, types[k]) for k, v in meta.items() if not k.startswith("aprfmt.")}
+    plain = {k: TypedValue(v, types[k]) for k, v in meta.items() if not k.startswith("aprfmt.")}
     write(tmp_path / "foreign.gguf", {**plain, "general.license": "mit"}, tensors)
     return tmp_path / "foreign.gguf"
 
@@ -317,10 +317,10 @@ def test_what_a_file_keeps_in_its_keys_is_accounted(foreign: Path, target: str) 
 def test_what_is_lost_of_its_keys_fails(name: str, foreign: Path) -> None:
     meta, types, tensors = read(foreign)
     gone = {"vocabulary": "tokenizer.", "chat template": "tokenizer.chat_template"}.get(name, name)
-    less = {k: Typed(v, types[k]) for k, v in meta.items() if not k.startswith(gone)}
+    less = {k: TypedValue(v, types[k]) for k, v in meta.items() if not k.startswith(gone)}
     write(foreign.with_name("less.gguf"), less, tensors)
     with aprfmt.open(foreign.with_name("less.gguf")) as copy, aprfmt.open(foreign) as source:
-        lost = account(copy, source, recorded(copy)).lost
+        lost = account_for_source(copy, source, recorded_omissions(copy)).lost
     assert name in {entry.name for entry in lost} <= set(KEPT)
 
 

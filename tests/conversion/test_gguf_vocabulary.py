@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.conversion.gguf_vocabulary import KEY, restored_vocabulary, vocabulary_record
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer import keys
@@ -26,8 +26,8 @@ def back(source: dict[str, Any], made: list[str], record: str | None = None) -> 
     assert text is not None
     folder = model("safetensors", {KEY: text})
     assert vocabulary_record(folder) == text  # carried on, through an APR too
-    found = restored_vocabulary(folder, {TOKENS: Typed(made, keys.TOKENS.type)})
-    return {key: value.value for key, value in found.items() if isinstance(value, Typed)}
+    found = restored_vocabulary(folder, {TOKENS: TypedValue(made, keys.TOKENS.type)})
+    return {key: value.value for key, value in found.items() if isinstance(value, TypedValue)}
 
 
 PIECES = st.lists(st.text("ab\u2581 é", max_size=4), min_size=1, max_size=8)
@@ -83,7 +83,7 @@ def test_a_file_keeps_its_types_on_every_way_back(
         types = list(opened.metadata[TYPES])
     types[7] = 5
     changed = tmp_path / "changed.gguf"
-    metadata = {TYPES: Typed(types, keys.TYPES.type)}
+    metadata = {TYPES: TypedValue(types, keys.TYPES.type)}
     aprfmt.convert(at, changed, metadata=metadata, verify=False)
     at = changed
     for number, step in enumerate(way):

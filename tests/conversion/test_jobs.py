@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from aprfmt.codecs.laid_out import LaidOut
-from aprfmt.conversion import ahead, convert, run
+from aprfmt.conversion import convert, run, scheduling
 from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ConversionError, OutputError
-from aprfmt.formats.output import OutputFile
+from aprfmt.formats.output_file import OutputFile
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
@@ -41,8 +41,8 @@ def digests(*places: Path) -> Mapping[str, str]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have tensors cut into many pieces, and workers wait for room."""
-    monkeypatch.setattr(ahead, "CHUNK", 1 << 12)
-    monkeypatch.setattr(ahead, "BUDGET", 1 << 19)
+    monkeypatch.setattr(scheduling, "CHUNK", 1 << 12)
+    monkeypatch.setattr(scheduling, "BUDGET", 1 << 19)
 
 
 @pytest.mark.usefixtures("small")
@@ -124,7 +124,7 @@ def test_a_stopped_run_is_continued_by_several(
         return real(output, *rest)
 
     with monkeypatch.context() as stop:
-        stop.setattr(ahead, "encode_piece", failing)
+        stop.setattr(scheduling, "encode_piece", failing)
         with pytest.raises(ConversionError, match="stopped"):
             convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=2, resume=True)
     report = convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=3, resume=True)
@@ -137,7 +137,9 @@ def test_a_stopped_run_is_continued_by_several(
 def test_split_and_merge_give_the_bytes_of_one(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "WINDOW", 5000)  # many pieces of a tensor, few of them whole rows
+    monkeypatch.setattr(
+        scheduling, "WINDOW", 5000
+    )  # many pieces of a tensor, few of them whole rows
     source = tmp_path / f"m.{suffix}"
     convert(llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300), source)
     made = []
@@ -206,7 +208,7 @@ def test_workers_take_a_piece_of_each_shard_in_turn(
     real, jobs = OutputFile.place, 3
     source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
     monkeypatch.setattr(OutputFile, "place", noted)
-    monkeypatch.setattr(ahead, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(scheduling, "ThreadPoolExecutor", AtOnce)
     convert(source, tmp_path / "x.apr", max_shard_size=600_000, encoding="F16", jobs=jobs)
     shards = list(dict.fromkeys(written))
     assert len(shards) > jobs + 1
@@ -228,11 +230,11 @@ def test_a_slow_piece_keeps_no_other_worker_waiting(
         call = next(calls)
         if call == 1:
             waited.append(many.wait(PATIENCE))
-        elif call > 2 * jobs * ahead.EACH:  # more than are handed out at a time
+        elif call > 2 * jobs * scheduling.EACH:  # more than are handed out at a time
             many.set()
         return real(*rest)
 
-    monkeypatch.setattr(ahead, "encode_piece", slow)
+    monkeypatch.setattr(scheduling, "encode_piece", slow)
     source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
     convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=jobs)
     assert waited == [True]

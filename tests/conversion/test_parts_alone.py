@@ -13,18 +13,18 @@ import torch
 from aprfmt.adapters import placing
 from aprfmt.arch import ARCHS
 from aprfmt.base.protocols import Value
-from aprfmt.cli import hash_show
+from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
-from aprfmt.conversion import Options, far
-from aprfmt.conversion.edits import json_value
-from aprfmt.conversion.metadata import bare
-from aprfmt.conversion.quantized import mixture_of
+from aprfmt.conversion import Options, scheduling
+from aprfmt.conversion.edits import parse_json_value
+from aprfmt.conversion.metadata import bare_metadata
+from aprfmt.conversion.quantize_options import model_mixture
 from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
-from aprfmt.formats import FORMATS, open_source, shardset
+from aprfmt.formats import FORMATS, open_source, shard_set
 from aprfmt.model import manifest, open_model
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.ledger import Pronounced
-from aprfmt.remote.file import GAP, KEPT, RemoteFile
+from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
 from tests.conversion.folders import float_bytes, llama_folder
 
 
@@ -50,7 +50,7 @@ class Unknown:
 def test_a_mixture_counts_the_layers_that_names_have(layers: int) -> None:
     names = [f"blk.{layer}.attn_v.weight" for layer in range(layers)]
     model: Any = Unknown("token_embd.weight", *names)
-    found = mixture_of(model, Options(quantize="Q4_K_M"), False)
+    found = model_mixture(model, Options(quantize="Q4_K_M"), False)
     assert (found._n_layers, found._n_gqa, found._n_experts) == (layers, 4, 4)
 
 
@@ -60,19 +60,19 @@ def test_what_a_format_cannot_hold_is_one_text_and_comes_back(key: str) -> None:
     values: dict[str, Any] = {"a": 1, "text": "t"}
     rest = {"none": None, "table": {"x": [1, 2]}} if key else {}
     model: Any = SimpleNamespace(metadata={**values, **rest}, path="m")
-    made = bare(model, FORMATS["gguf"])
+    made = bare_metadata(model, FORMATS["gguf"])
     assert {name: made[name] for name in values} == values
     assert (BARE_KEY in made) == bool(rest) and len(made) == len(values) + bool(rest)
     back: Any = SimpleNamespace(metadata=made, path="m")
-    assert bare(back, FORMATS["apr"]) == {**values, **rest}
+    assert bare_metadata(back, FORMATS["apr"]) == {**values, **rest}
 
 
 def test_a_text_is_taken_as_it_stands_in_a_file_and_without_quotes_on_a_line() -> None:
-    assert json_value("k", "old", '"new"') == "new"
-    assert json_value("k", "old", '"new"', whole=True) == '"new"'
-    assert json_value("k", 1, "2") == 2 and json_value("k", None, "[1]") == [1]
+    assert parse_json_value("k", "old", '"new"') == "new"
+    assert parse_json_value("k", "old", '"new"', whole=True) == '"new"'
+    assert parse_json_value("k", 1, "2") == 2 and parse_json_value("k", None, "[1]") == [1]
     with pytest.raises(UsageError, match="is a"):
-        json_value("k", [1], "2")
+        parse_json_value("k", [1], "2")
 
 
 class Lies:
@@ -87,12 +87,12 @@ def test_small_tensors_are_brought_as_far_as_half_of_what_is_kept(
     brought: list[tuple[int, int]] = []
     file = RemoteFile.__new__(RemoteFile)
     monkeypatch.setattr(RemoteFile, "bring", lambda self, ranges: brought.extend(ranges))
-    monkeypatch.setattr(far, "is_remote", lambda path: True)
-    monkeypatch.setattr(far, "stored_parts", lambda tensor: [tensor])
-    small, large = 1000, far._SMALL + 1
+    monkeypatch.setattr(scheduling, "is_remote", lambda path: True)
+    monkeypatch.setattr(scheduling, "stored_parts", lambda tensor: [tensor])
+    small, large = 1000, scheduling._SMALL + 1
     parts = [Lies(file, 10 * i, large if i % 2 else small) for i in range(2000)]
     source: Any = SimpleNamespace(files=["m"], tensors=dict(enumerate(parts)))
-    far.bring_small(source)
+    scheduling.prefetch_small_tensors(source)
     assert all(stop - start == small for start, stop in brought)
     assert len(brought) == KEPT // 2 // (small + GAP)
 
@@ -114,7 +114,7 @@ def test_a_check_of_hashes_has_three_ends(
 ) -> None:
     said: list[tuple[str, str]] = []
     monkeypatch.setattr("aprfmt.cli.render.say", lambda text, style="": said.append((text, style)))
-    hash_show.show({"model": "m", "tensors": []}, Pronounced("word", "says", code))
+    hash_.show({"model": "m", "tensors": []}, Pronounced("word", "says", code))
     assert said == [("says", style)]
 
 
@@ -123,7 +123,7 @@ def test_a_member_of_a_set_is_a_regular_file(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "m"
     if kind == "file":
         path.write_bytes(b"")
-        shardset.require([path], "index")
+        shard_set.require_files([path], "index")
         return
     if kind == "folder":
         path.mkdir()
@@ -131,7 +131,7 @@ def test_a_member_of_a_set_is_a_regular_file(kind: str, tmp_path: Path) -> None:
         os.mkfifo(path)
     said = "get the missing file" if kind == "absent" else "is not a regular file"
     with pytest.raises(FormatError, match=f"index: m .*{said}"):
-        shardset.require([path], "index")
+        shard_set.require_files([path], "index")
 
 
 def test_complex_numbers_of_torch_are_said_to_be_pairs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from aprfmt.base.columns import Columns
 from aprfmt.conversion import convert
 from aprfmt.conversion.options import Options
-from aprfmt.conversion.plan import build
+from aprfmt.conversion.plan import build_plan
 from aprfmt.formats import FORMATS
 from aprfmt.model import open_model
 from tests.conversion.folders import llama_folder
@@ -31,7 +31,7 @@ def held(source: Path, target: str) -> int:
         gc.collect()
         tracemalloc.start()
         try:
-            plan = build(model, FORMATS[target], Options())
+            plan = build_plan(model, FORMATS[target], Options())
             gc.collect()
             assert plan.outputs
             return tracemalloc.get_traced_memory()[0]

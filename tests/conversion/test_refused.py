@@ -17,7 +17,7 @@ from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.conversion.plan import _check_names
 from aprfmt.errors import ArchError, CodecError, ConversionError, OutputError
 from aprfmt.formats import FORMATS
-from aprfmt.tensors.restore import restore_bits
+from aprfmt.tensors.restoration import restore_bits
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.models import save_tiny
 

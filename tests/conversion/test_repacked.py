@@ -11,10 +11,10 @@ import pytest
 import aprfmt
 from aprfmt.checks import validate
 from aprfmt.conversion.options import Options
-from aprfmt.conversion.repacking import find
+from aprfmt.conversion.repacking import find_repacks
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats import FORMATS
-from aprfmt.formats.mapped import MappedFile
+from aprfmt.formats.mapped_file import MappedFile
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_floats import nvfp4
 from tests.conversion.dialect_folders import (
@@ -381,5 +381,5 @@ def test_a_plan_keeps_no_pages_of_the_weights_it_judged(
     with aprfmt.open(tmp_path / "m") as model:
         parts = {part.info.offset for view in model.values() if view.parts
                  for part in view.stored[0].parts.values()}  # fmt: skip
-        find(model, FORMATS["gguf"], Options(allow_inexact=True), copied=False)
+        find_repacks(model, FORMATS["gguf"], Options(allow_inexact=True), copied=False)
     assert len(parts) > 20 and parts <= set(dropped)

@@ -12,18 +12,18 @@ import pytest
 
 from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import TensorInfo
-from aprfmt.conversion import convert
-from aprfmt.conversion import run as conversion_run
+from aprfmt.conversion import convert, scheduling
+from aprfmt.conversion.run import output_chunks
 from aprfmt.errors import AprfmtError, OutputError, UsageError
 from aprfmt.formats import open_sink, open_source
-from aprfmt.formats.resumed import (
+from aprfmt.formats.resumable_output import (
     SCHEMA,
     SUFFIX,
-    KeptTensor,
-    ResumedFile,
-    ResumedSet,
-    parse_begun,
-    staging_of,
+    FinishedTensor,
+    ResumableFile,
+    ResumableFileSet,
+    parse_earlier_run,
+    staging_folder,
 )
 from aprfmt.formats.signature import sign
 from tests.cli.run import aprfmt
@@ -66,14 +66,14 @@ def test_kills_and_resumes_give_the_bytes_of_one_run(subject: str, tmp_path: Pat
 
 def stop_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a conversion fail when it comes to a tensor of its second layer."""
-    real = conversion_run.chunks
+    real = output_chunks
 
     def failing(output: Any, *rest: Any) -> Iterator[memoryview]:
         if output.info.name in HALF:
             raise AprfmtError("the end of the world")
         return real(output, *rest)
 
-    monkeypatch.setattr(conversion_run, "chunks", failing)
+    monkeypatch.setattr(scheduling, "output_chunks", failing)
 
 
 def stopped(source: Path, dst: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -89,7 +89,7 @@ def test_what_is_written_is_not_written_again(
 ) -> None:
     stopped(source, tmp_path / name, monkeypatch)
     assert not (tmp_path / name).exists()
-    assert staging_of(tmp_path / name).is_dir()
+    assert staging_folder(tmp_path / name).is_dir()
     report = convert(source, tmp_path / name, resume=True)
     assert 0 < report.resumed_tensors < len(report.tensors)
     assert report.verified == len(report.tensors)
@@ -125,7 +125,7 @@ def test_a_tensor_whose_bytes_are_not_right_is_written_again(
 ) -> None:
     dst = tmp_path / "x.gguf"
     stopped(source, dst, monkeypatch)
-    part = staging_of(dst) / dst.name
+    part = staging_folder(dst) / dst.name
     data = bytearray(part.read_bytes())
     if damage == "flip":
         data[-7] ^= 1
@@ -153,7 +153,7 @@ def test_a_changed_source_is_refused_with_one_line(
     assert len(done.err.splitlines()) == 1
     assert "its source model.safetensors has changed" in done.err
     assert not dst.exists()
-    assert staging_of(dst).is_dir(), "nothing is lost by being refused"
+    assert staging_folder(dst).is_dir(), "nothing is lost by being refused"
 
 
 def test_a_run_without_resume_begins_anew_and_says_what_is_left(
@@ -164,7 +164,7 @@ def test_a_run_without_resume_begins_anew_and_says_what_is_left(
     done = aprfmt("convert", source, dst)
     assert done.code == 0
     assert f".x.gguf{SUFFIX} beside it is of an earlier run" in done.err
-    assert staging_of(dst).is_dir()
+    assert staging_folder(dst).is_dir()
 
 
 def test_an_interrupt_says_that_the_same_command_goes_on(
@@ -173,7 +173,7 @@ def test_an_interrupt_says_that_the_same_command_goes_on(
     def interrupted(*of: Any) -> Iterator[memoryview]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(conversion_run, "chunks", interrupted)
+    monkeypatch.setattr(scheduling, "output_chunks", interrupted)
     done = aprfmt("convert", source, tmp_path / "x.gguf", "--resume")
     assert done.code == 130
     assert "the same command goes on" in done.err
@@ -197,10 +197,10 @@ def test_functions_cannot_be_recognised(source: Path, tmp_path: Path) -> None:
 
 
 def test_two_runs_at_once_are_refused(source: Path, tmp_path: Path) -> None:
-    files = ResumedSet(tmp_path / "x.gguf")
+    files = ResumableFileSet(tmp_path / "x.gguf")
     files.begin({"a": "1"}, "plan")
     with pytest.raises(OutputError, match="another run is writing it"):
-        ResumedSet(tmp_path / "x.gguf").begin({"a": "1"}, "plan")
+        ResumableFileSet(tmp_path / "x.gguf").begin({"a": "1"}, "plan")
     files.discard()
     assert not list(tmp_path.glob(".*")), "nothing was written, nothing is left"
 
@@ -210,7 +210,7 @@ def test_a_run_killed_after_it_published_is_verified_and_ended(
 ) -> None:
     dst = tmp_path / "x"
     with monkeypatch.context() as patch:
-        patch.setattr(ResumedSet, "finish", lambda *of: 1 / 0)
+        patch.setattr(ResumableFileSet, "finish", lambda *of: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             convert(source, dst, to="safetensors", resume=True, max_shard_size=60_000)
     before = contents(dst)
@@ -227,7 +227,7 @@ def test_links_in_place_of_the_growing_file_are_refused(
 ) -> None:
     dst = tmp_path / "x.gguf"
     stopped(source, dst, monkeypatch)
-    part = staging_of(dst) / dst.name
+    part = staging_folder(dst) / dst.name
     part.unlink()
     (tmp_path / "elsewhere").mkdir()
     mine = tmp_path / "elsewhere" / dst.name
@@ -252,21 +252,21 @@ def test_a_folder_that_is_exchanged_for_a_link_while_it_grows_leads_nowhere(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / dst.name).write_bytes(b"mine")
-    real = ResumedFile.open
+    real = ResumableFile.open
 
-    def exchanging(file: ResumedFile, old: os.stat_result | None) -> None:
+    def exchanging(file: ResumableFile, old: os.stat_result | None) -> None:
         file.temporary.parent.rmdir()
         file.temporary.parent.symlink_to(elsewhere)
         real(file, old)
 
-    monkeypatch.setattr(ResumedFile, "open", exchanging)
+    monkeypatch.setattr(ResumableFile, "open", exchanging)
     with pytest.raises(OutputError):
         convert(source, dst, resume=True)
     assert (elsewhere / dst.name).read_bytes() == b"mine" and not dst.exists()
 
 
 def journal_of(dst: Path) -> Path:
-    return staging_of(dst).with_name(f"{staging_of(dst).name}.jsonl")
+    return staging_folder(dst).with_name(f"{staging_folder(dst).name}.jsonl")
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def staged(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         patch.setattr("aprfmt.conversion._verify", lambda *of: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             convert(source, dst, resume=True)
-    part, journal = staging_of(dst) / dst.name, journal_of(dst)
+    part, journal = staging_folder(dst) / dst.name, journal_of(dst)
     with open_source(part) as opened:
         name, stored = max(opened.tensors.items(), key=lambda item: item[1].info.offset)
         data = bytearray(stored.raw())
@@ -351,7 +351,7 @@ def test_a_planted_journal_is_refused(
         journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     done = aprfmt("convert", source, staged, "--resume")
     assert done.code == 2 and "is not signed by the key of this user" in done.err
-    assert not staged.exists() and staging_of(staged).is_dir()
+    assert not staged.exists() and staging_folder(staged).is_dir()
 
 
 def test_without_a_state_folder_nothing_can_be_continued(
@@ -383,14 +383,14 @@ SOURCES = {"a": "1:2:3:4 5", "b": "6:7:8:9 5"}
 def test_a_run_goes_on_with_the_same_sources_only(
     sources: dict[str, str], plan: str, said: str | None, tmp_path: Path
 ) -> None:
-    first = ResumedSet(tmp_path / "x.gguf")
+    first = ResumableFileSet(tmp_path / "x.gguf")
     first.begin(SOURCES, "plan")
-    first.done("t", KeptTensor(7, (0, 0, 0)))
+    first.done("t", FinishedTensor(7, (0, 0, 0)))
     first.discard()
-    again = ResumedSet(tmp_path / "x.gguf")
+    again = ResumableFileSet(tmp_path / "x.gguf")
     if said is None:
         again.begin(sources, plan)
-        assert again.tensors == {"t": KeptTensor(7, (0, 0, 0))}
+        assert again.tensors == {"t": FinishedTensor(7, (0, 0, 0))}
     else:
         with pytest.raises(OutputError, match=said):
             again.begin(sources, plan)
@@ -436,13 +436,13 @@ def test_a_shard_that_was_added_to_the_source_is_refused(
 )
 def test_a_journal_is_not_believed(lines: bytes) -> None:
     with pytest.raises(AprfmtError, match="journal"):
-        parse_begun(lines, "journal")
+        parse_earlier_run(lines, "journal")
 
 
 def test_a_line_cut_short_is_no_line() -> None:
-    assert parse_begun(b'{"schema": "aprfmt.resume/1", "sou', "x") is None
+    assert parse_earlier_run(b'{"schema": "aprfmt.resume/1", "sou', "x") is None
     data = b'{"schema":"aprfmt.resume/1","sources":{},"plan":"p"}\n{"tensor":"a","crc":1,"cou'
-    begun = parse_begun(data, "x")
+    begun = parse_earlier_run(data, "x")
     assert begun is not None
     assert not begun.tensors
 

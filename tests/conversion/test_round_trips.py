@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.formats import written
+from aprfmt.formats import writable_formats
 from tests.conversion.folders import llama_folder, tensors_of
 
 NAMES = {"apr": "m.apr", "gguf": "m.gguf", "safetensors": "m-hf"}
@@ -52,7 +52,7 @@ def test_there_and_back(arch: str, dtype: str, tmp_path: Path) -> None:
 def test_every_ordered_pair_of_formats(tmp_path: Path) -> None:
     source = llama_folder(tmp_path / "source", "BF16")
     files = {}
-    for name in written():
+    for name in writable_formats():
         folder = tmp_path / name
         folder.mkdir()
         files[name] = convert(source, folder, name)
@@ -117,7 +117,7 @@ def test_every_half_pattern_survives_as_a_norm(encoding: str, tmp_path: Path) ->
 
 def test_tied_head_stays_absent(tmp_path: Path) -> None:
     source = llama_folder(tmp_path / "source", "BF16", tied=True)
-    for name in written():
+    for name in writable_formats():
         folder = tmp_path / name
         folder.mkdir()
         with aprfmt.open(convert(source, folder, name)) as model:

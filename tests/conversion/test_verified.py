@@ -15,6 +15,7 @@ import pytest
 
 import aprfmt
 from aprfmt import conversion
+from aprfmt.conversion import scheduling
 from aprfmt.conversion.options import ConvertOptions
 from aprfmt.errors import ConversionError
 from aprfmt.formats import open_source
@@ -88,7 +89,7 @@ def test_a_source_that_is_being_written_publishes_nothing(
     source = llama_folder(tmp_path / "source", "BF16")
     weights = source / "model.safetensors"
     (tmp_path / f"m.{suffix}").write_bytes(b"old")
-    real = conversion._write_tensors
+    real = scheduling.write_tensors
 
     def meanwhile(*of: Any) -> None:
         real(*of)
@@ -100,7 +101,7 @@ def test_a_source_that_is_being_written_publishes_nothing(
             weights.write_bytes((tmp_path / "first").read_bytes())
         os.utime(weights, ns=(1, 1))
 
-    monkeypatch.setattr(conversion, "_write_tensors", meanwhile)
+    monkeypatch.setattr(scheduling, "write_tensors", meanwhile)
     done = command("convert", source, tmp_path / f"m.{suffix}", "--force", "--no-source-hash")
     assert done.code == 2
     (line,) = done.err.splitlines()

@@ -13,12 +13,18 @@ import pytest
 
 import aprfmt
 from aprfmt.base.protocols import TensorInfo
-from aprfmt.conversion import verifying
+from aprfmt.conversion import verification
 from aprfmt.conversion.source_hash import SourceHash
 from aprfmt.errors import ConversionError
 from aprfmt.formats import open_source
-from aprfmt.formats.mapped import BufferFile, MappedFile, MemoryTensor, StoredTensor, in_mapped_file
-from aprfmt.formats.output import OutputFile
+from aprfmt.formats.mapped_file import (
+    BufferFile,
+    MappedFile,
+    MemoryTensor,
+    StoredTensor,
+    in_mapped_file,
+)
+from aprfmt.formats.output_file import OutputFile
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
 from tests.conversion.test_verified import UP, a_bit
@@ -28,26 +34,26 @@ KINDS = {None: rf"{UP}: byte 77 differs from the source", "Q8_0": rf"{UP}: reads
 
 @pytest.fixture(autouse=True)
 def every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "LARGE", 1)
+    monkeypatch.setattr(verification, "LARGE", 1)
 
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of tensors compared, in order."""
     names: list[str] = []
-    real = verifying.compare
+    real = verification.compare_written
 
     def noted(output: Any, *rest: Any) -> None:
         names.append(output.info.name)
         real(output, *rest)
 
-    monkeypatch.setattr(verifying, "compare", noted)
+    monkeypatch.setattr(verification, "compare_written", noted)
     yield names
 
 
 def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Change a bit of one tensor before it is read back."""
-    real = verifying._compare
+    real = verification._compare
 
     def damaging(file: Any, at: int, output: Any, record: Any) -> None:
         if output.info.name == UP:
@@ -58,7 +64,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
                 other.write(bytes([byte ^ 4]))
         real(file, at, output, record)
 
-    monkeypatch.setattr(verifying, "_compare", damaging)
+    monkeypatch.setattr(verification, "_compare", damaging)
 
 
 @pytest.mark.parametrize("suffix", ["gguf", "apr", "safetensors"])
@@ -134,7 +140,7 @@ def test_bytes_are_proven_in_one_place_of_one_file(tmp_path: Path) -> None:
     mapped = MappedFile(tmp_path / "a")
     written = OutputFile(tmp_path / "a", tmp_path / "a", tmp_path / "a")
     with open_source(llama_folder(tmp_path / "s", "BF16") / "model.safetensors") as source:
-        with verifying.Verifier(source) as verifier:
+        with verification.Verifier(source) as verifier:
             verifier._places["a"] = written, 0
             at = [StoredTensor(mapped, TensorInfo("a", (4,), "U8", n, 4, 4)) for n in (0, 4)]
             assert not verifier.proved("a", at[0]), "it is not closed"
@@ -170,7 +176,7 @@ def test_the_disk_works_while_a_digest_is_awaited(
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(SourceHash, "result", result)
     monkeypatch.setattr(SourceHash, "done", lambda self: not late)
-    monkeypatch.setattr(verifying.Verifier, "done", lambda self: True)
+    monkeypatch.setattr(verification.Verifier, "done", lambda self: True)
     report = aprfmt.convert(source, tmp_path / "x.gguf")
     size = (tmp_path / "x.gguf").stat().st_size
     assert asked[0] == int(late)

@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.vocabulary import HYPER_NAMES
+from aprfmt.arch.role_vocabulary import HYPER_NAMES
 from aprfmt.causes import CAUSES, modules_of
 from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_blocks import Usual

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aprfmt.cli.forms import AGENT_VARIABLES
+from aprfmt.cli.output_format import AGENT_VARIABLES
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ import aprfmt
 from aprfmt import errors
 from aprfmt.api import RunOptions
 from aprfmt.arch import ARCHS
-from aprfmt.arch.page import page as architectures
+from aprfmt.arch.docs_page import architectures_page as architectures
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.markdown import table
 from aprfmt.base.outcome import EXIT_CODES

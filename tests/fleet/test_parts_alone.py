@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.fleet import on_ray
-from aprfmt.fleet.subjects import FleetModel
-from aprfmt.fleet.units import ERROR, OPEN, Task, row_of
+from aprfmt.fleet import ray_tasks
+from aprfmt.fleet.model_search import FleetModel
+from aprfmt.fleet.tasks import ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers, _Waiting
 
 LIMITS = Limits(seconds=60, memory=1 << 30)
@@ -66,13 +66,15 @@ def test_a_cluster_has_so_many_units_and_asks_what_opens(
     cpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(cpus)
-    monkeypatch.setattr(on_ray, "_joined", lambda address: cluster)
+    monkeypatch.setattr(ray_tasks, "_joined", lambda address: cluster)
     models = [*(f"m{i}" for i in range(20)), "bad"]
     tasks = iter([Task(subject(name), (OPEN, "layout", "values")) for name in models])
-    found: list[Any] = [answer.name for answer in cast(Any, on_ray.ray_answers(tasks, "", LIMITS))]
+    found: list[Any] = [
+        answer.name for answer in cast(Any, ray_tasks.ray_answers(tasks, "", LIMITS))
+    ]
     wanted = {(name, check) for name in models for check in (OPEN, "layout", "values")}
     assert sorted(found) == sorted(wanted - {("bad", "layout"), ("bad", "values")})
-    assert cluster.most == on_ray.AHEAD * cpus
+    assert cluster.most == ray_tasks.AHEAD * cpus
 
 
 @pytest.mark.parametrize("address", ["auto", ":1", "ray://host", "ray://host:port"])
@@ -81,7 +83,7 @@ def test_an_address_without_host_and_port_is_rays_own(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr("socket.create_connection", lambda *of, **named: asked.append(of))
-    on_ray._reached(address)
+    ray_tasks._reached(address)
     assert asked == []
 
 
@@ -91,7 +93,7 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("socket.create_connection", refuses)
     with pytest.raises(BackendUnavailableError, match="host:1: no Ray cluster answers"):
-        on_ray._reached("ray://host:1")
+        ray_tasks._reached("ray://host:1")
 
 
 class Worker:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from aprfmt.fleet.results import latest, lines_of
+from aprfmt.fleet.results import latest_rows, read_lines
 from aprfmt.fleet.run import ScanRequest, scan
-from aprfmt.fleet.units import ERROR
+from aprfmt.fleet.tasks import ERROR
 from aprfmt.fleet.workers import Limits
 from tests.fleet.stores import folder, sparse
 from tests.patience import PATIENCE
@@ -53,11 +53,15 @@ def request(root: Path, out: Path, ray_at: str | None) -> ScanRequest:
 
 
 def plain(out: Path) -> list[tuple[str, str, str, str]]:
-    return sorted((row["model"], row["check"], row["outcome"], row["found"]) for row in latest(out))
+    return sorted(
+        (row["model"], row["check"], row["outcome"], row["found"]) for row in latest_rows(out)
+    )
 
 
 def once(out: Path) -> bool:
-    return set(Counter((row["identity"], row["check"]) for row, _ in lines_of(out)).values()) == {1}
+    return set(Counter((row["identity"], row["check"]) for row, _ in read_lines(out)).values()) == {
+        1
+    }
 
 
 def test_two_nodes_give_the_rows_of_this_machine(

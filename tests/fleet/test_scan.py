@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.fleet.answers import AnswerLine
-from aprfmt.fleet.questions import questions
-from aprfmt.fleet.results import latest, lines_of, read_parquet
+from aprfmt.fleet.answer_lines import AnswerLine
+from aprfmt.fleet.model_search import FleetModel, describe_model, find_models
+from aprfmt.fleet.questions import select_questions
+from aprfmt.fleet.results import latest_rows, read_lines, read_parquet
 from aprfmt.fleet.run import ScanBudget, ScanRequest, scan
-from aprfmt.fleet.subjects import FleetModel, described, find
-from aprfmt.fleet.units import DERIVES, ERROR, OPEN, SCHEMA, Task
+from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, SCHEMA, Task
 from aprfmt.fleet.workers import Limits, Workers
 from tests.cli.run import aprfmt
 from tests.fleet.stores import LLAMA, folder, hub, sparse
@@ -49,7 +49,7 @@ def request(root: Path, out: Path, **more: Any) -> ScanRequest:
 
 
 def asked(out: Path) -> Counter[tuple[str, str]]:
-    return Counter((row["identity"], row["check"]) for row, _ in lines_of(out))
+    return Counter((row["identity"], row["check"]) for row, _ in read_lines(out))
 
 
 def told(answers: Iterable[AnswerLine]) -> list[dict[str, Any]]:
@@ -58,13 +58,13 @@ def told(answers: Iterable[AnswerLine]) -> list[dict[str, Any]]:
 
 def test_every_question_of_every_model_has_one_row(zoo: Path, tmp_path: Path) -> None:
     report = scan(request(zoo, tmp_path / "r.jsonl", checks=()))
-    rows = list(latest(tmp_path / "r.jsonl"))
+    rows = list(latest_rows(tmp_path / "r.jsonl"))
     assert set(asked(tmp_path / "r.jsonl").values()) == {1}
     opened = [row for row in rows if row["check"] == OPEN]
     whole = [row for row in opened if row["outcome"] == "PASS"]
     assert len(opened) == 5 and len(whole) == 4  # base and wide are one
     each = Counter(row["model"] for row in rows if row["check"] != DERIVES)
-    assert {each[row["model"]] for row in whole} == {1 + len(questions())}
+    assert {each[row["model"]] for row in whole} == {1 + len(select_questions())}
     assert {row["schema"] for row in rows} == {SCHEMA}
     failed = {(Path(row["model"]).name, row["check"]) for row in report.found["damage"]}
     assert ("cut.gguf", "layout") in failed and ("page.gguf", OPEN) in failed
@@ -74,7 +74,7 @@ def test_every_question_of_every_model_has_one_row(zoo: Path, tmp_path: Path) ->
 
 def test_validate_and_scan_agree(zoo: Path, tmp_path: Path) -> None:
     scan(request(zoo / "cut.gguf", tmp_path / "r.jsonl", checks=()))
-    told = {row["check"]: row["outcome"] for row in latest(tmp_path / "r.jsonl")}
+    told = {row["check"]: row["outcome"] for row in latest_rows(tmp_path / "r.jsonl")}
     alone = {
         row["name"]: row["outcome"]
         for row in aprfmt("validate", zoo / "cut.gguf", "--json").json["checks"]
@@ -106,7 +106,7 @@ def test_a_line_that_a_kill_cut_off_is_asked_again(zoo: Path, tmp_path: Path, cu
     out.write_bytes(whole[: len(whole) - cut])
     again = scan(request(zoo / "base", out))
     assert again.asked == 1 and again.found == first.found
-    assert len(list(lines_of(out))) == len(whole.splitlines())
+    assert len(list(read_lines(out))) == len(whole.splitlines())
 
 
 def test_answers_of_another_version_are_asked_again(
@@ -132,16 +132,16 @@ def test_a_file_that_is_no_results_is_refused_and_kept(
 
 def test_a_file_that_vanishes_is_one_row(zoo: Path, tmp_path: Path) -> None:
     gone = folder(tmp_path / "gone")
-    subject = described(gone, str(gone))
+    subject = describe_model(gone, str(gone))
     shutil.rmtree(gone)
-    base = described(zoo / "base", "base")
+    base = describe_model(zoo / "base", "base")
     with Workers(1, Limits()) as workers:
         rows = told(workers.answers([Task(subject, (OPEN, *FEW)), Task(base, (OPEN,))]))
     assert [row["outcome"] for row in rows] == [ERROR, "PASS"]
 
 
 def test_a_question_that_takes_too_long_is_one_row(tmp_path: Path) -> None:
-    subject = described(sparse(tmp_path / "s.safetensors", 256 << 30), "endless")
+    subject = describe_model(sparse(tmp_path / "s.safetensors", 256 << 30), "endless")
     with Workers(1, Limits(seconds=5.0)) as workers:  # opening it has time on a busy machine
         rows = told(workers.answers([Task(subject, (OPEN, "values", "encodings"))]))
     assert [(row["check"], row["outcome"]) for row in rows] == [
@@ -153,7 +153,7 @@ def test_a_question_that_takes_too_long_is_one_row(tmp_path: Path) -> None:
 
 
 def test_a_question_that_takes_too_much_memory_is_one_row(tmp_path: Path) -> None:
-    subject = described(sparse(tmp_path / "s.safetensors", 1 << 30), "greedy")
+    subject = describe_model(sparse(tmp_path / "s.safetensors", 1 << 30), "greedy")
     with Workers(1, Limits(memory=384 << 20)) as workers:
         rows = told(workers.answers([Task(subject, (OPEN, "digests", "encodings"))]))
     assert [(row["check"], row["outcome"]) for row in rows] == [
@@ -164,8 +164,8 @@ def test_a_question_that_takes_too_much_memory_is_one_row(tmp_path: Path) -> Non
 
 
 def test_a_worker_that_is_killed_loses_one_answer(tmp_path: Path, zoo: Path) -> None:
-    slow = described(sparse(tmp_path / "s.safetensors", 64 << 30), "slow")
-    base = described(zoo / "base", "base")
+    slow = describe_model(sparse(tmp_path / "s.safetensors", 64 << 30), "slow")
+    base = describe_model(zoo / "base", "base")
     names = (OPEN, "values", "encodings", "support")
     rows = []
     with Workers(1, Limits()) as workers:
@@ -181,8 +181,8 @@ def test_a_worker_that_is_killed_loses_one_answer(tmp_path: Path, zoo: Path) -> 
 
 
 def test_a_worker_that_is_killed_gives_back_the_small_model_it_had_waiting(zoo: Path) -> None:
-    base = described(zoo / "base", "base")
-    tasks = [Task(replace(base, places=(f"{n}",)), (OPEN, *questions())) for n in range(30)]
+    base = describe_model(zoo / "base", "base")
+    tasks = [Task(replace(base, places=(f"{n}",)), (OPEN, *select_questions())) for n in range(30)]
     rows, kills = [], 0
     with Workers(2, Limits()) as workers:
         for answer in workers.answers(tasks):
@@ -200,7 +200,7 @@ def test_a_worker_that_is_killed_gives_back_the_small_model_it_had_waiting(zoo: 
 
 
 def test_a_budget_of_requests_gives_no_model_ahead(zoo: Path) -> None:
-    base = described(zoo / "base", "base")
+    base = describe_model(zoo / "base", "base")
     with Workers(1, Limits(), ahead=False) as workers:
         for _ in workers.answers([Task(base, (OPEN, *FEW))] * 4):
             assert len(workers._all[0].tasks) <= 1
@@ -223,7 +223,7 @@ def test_an_interrupt_ends_the_workers_and_keeps_the_rows(
         patched.setattr(Workers, "answers", stopped)
         with pytest.raises(KeyboardInterrupt):
             scan(request(zoo, out))
-    first = [row for row, _ in lines_of(out)]
+    first = [row for row, _ in read_lines(out)]
     assert len(first) == 6
     assert all_of and all(worker.process.poll() is not None for worker in all_of)
     scan(request(zoo, out, families=False))
@@ -232,9 +232,9 @@ def test_an_interrupt_ends_the_workers_and_keeps_the_rows(
 
 
 def test_budgets_leave_questions_and_say_so(zoo: Path, tmp_path: Path) -> None:
-    first = next(one for one in find([str(zoo)]) if isinstance(one, FleetModel))
+    first = next(one for one in find_models([str(zoo)]) if isinstance(one, FleetModel))
     some = scan(request(zoo, tmp_path / "a.jsonl", budget=ScanBudget(bytes=first.bytes)))
-    assert some.left and some.exit_code == 2 and len(list(lines_of(tmp_path / "a.jsonl"))) == 5
+    assert some.left and some.exit_code == 2 and len(list(read_lines(tmp_path / "a.jsonl"))) == 5
     none = scan(request(zoo, tmp_path / "b.jsonl", budget=ScanBudget(seconds=1e-9)))
     assert none.asked == 0 and none.exit_code == 2
     rest = scan(request(zoo, tmp_path / "a.jsonl"))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from aprfmt.cli.scan_html import render_page
+from aprfmt.cli.scan import render_page
 from aprfmt.fleet.run import ScanReport
 from tests.cli.browser import browser
 

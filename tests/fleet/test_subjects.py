@@ -12,13 +12,20 @@ import pytest
 from safetensors.numpy import save_file
 
 from aprfmt.errors import UsageError
-from aprfmt.fleet.subjects import ENDS, FleetModel, Unlisted, described, files_of, find
+from aprfmt.fleet.model_search import (
+    ENDS,
+    FleetModel,
+    Unlisted,
+    describe_model,
+    find_models,
+    model_files,
+)
 from tests.cli.run import aprfmt
 from tests.fleet.stores import folder, hub, ollama, sparse, weights
 
 
 def found(*roots: object) -> list[FleetModel]:
-    each = list(find(map(str, roots)))
+    each = list(find_models(map(str, roots)))
     assert all(isinstance(one, FleetModel) for one in each), each
     return [one for one in each if isinstance(one, FleetModel)]
 
@@ -29,7 +36,7 @@ def names(subjects: list[FleetModel], root: Path) -> list[str]:
 
 def test_a_folder_of_the_hub_stands_for_its_weights_and_texts(tmp_path: Path) -> None:
     (one,) = found(folder(tmp_path / "m").parent)
-    files = [path.name for path in files_of(Path(one.path))]
+    files = [path.name for path in model_files(Path(one.path))]
     assert files == ["config.json", "model.safetensors"]
     assert one.bytes == sum((tmp_path / "m" / name).stat().st_size for name in files)
 
@@ -44,7 +51,7 @@ def test_shards_are_one_model_and_files_beside_them_others(tmp_path: Path) -> No
     subjects = found(tmp_path / "split")
     assert len(shards) > 1
     assert names(subjects, tmp_path) == ["split", "split/other.safetensors", "split/whole.gguf"]
-    assert {path.name for path in files_of(tmp_path / "split")} >= {*shards, "config.json"}
+    assert {path.name for path in model_files(tmp_path / "split")} >= {*shards, "config.json"}
 
 
 def test_the_shards_of_a_gguf_are_one_model(tmp_path: Path) -> None:
@@ -54,7 +61,7 @@ def test_the_shards_of_a_gguf_are_one_model(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     assert aprfmt("split", gguf, tmp_path / "s" / "part.gguf", "--max-shard-size", "1K").code == 0
     (one,) = found(tmp_path / "s")
-    assert len(files_of(Path(one.path))) == len(list((tmp_path / "s").iterdir())) > 1
+    assert len(model_files(Path(one.path))) == len(list((tmp_path / "s").iterdir())) > 1
 
 
 def test_two_snapshots_of_the_same_blobs_are_one_model(tmp_path: Path) -> None:
@@ -72,7 +79,7 @@ def test_ollamas_store_is_read_by_its_manifests(tmp_path: Path) -> None:
         '{"layers": [{"mediaType": "application/vnd.ollama.image.model", '
         '"digest": "sha256:../../../etc/passwd"}]}'
     )
-    each = list(find([str(store)]))
+    each = list(find_models([str(store)]))
     unlisted = [one for one in each if isinstance(one, Unlisted)]
     (one,) = [one for one in each if isinstance(one, FleetModel)]
     assert one.places == (
@@ -94,24 +101,24 @@ def test_a_circle_of_links_is_not_entered(tmp_path: Path) -> None:
 def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
-    (one,) = find([str(tmp_path)])
+    (one,) = find_models([str(tmp_path)])
     assert isinstance(one, Unlisted) and one.place == str(closed)
 
 
 def test_a_root_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
-        list(find([str(tmp_path / "none")]))
+        list(find_models([str(tmp_path / "none")]))
 
 
 def test_a_model_that_was_moved_is_the_same_and_one_that_was_changed_is_not(tmp_path: Path) -> None:
     model = folder(tmp_path / "m")
-    before = described(model, "")
+    before = describe_model(model, "")
     model.rename(tmp_path / "n")
-    assert described(tmp_path / "n", "").identity == before.identity
+    assert describe_model(tmp_path / "n", "").identity == before.identity
     config = tmp_path / "n" / "config.json"
     about = config.stat()
     config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_theta": 2e4}))
-    assert described(tmp_path / "n", "").identity != before.identity
+    assert describe_model(tmp_path / "n", "").identity != before.identity
     assert about.st_size != config.stat().st_size or about.st_mtime_ns != config.stat().st_mtime_ns
 
 
@@ -119,13 +126,13 @@ def test_a_model_that_was_moved_is_the_same_and_one_that_was_changed_is_not(tmp_
 def test_both_ends_of_a_file_are_its_identity(tmp_path: Path, at: int) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(bytes(3 * ENDS))
-    before = described(path, "")
+    before = describe_model(path, "")
     times = path.stat().st_mtime_ns
     with path.open("r+b") as file:
         file.seek(at)
         file.write(b"\1")
     os.utime(path, ns=(times, times))
-    assert described(path, "").identity != before.identity
+    assert describe_model(path, "").identity != before.identity
 
 
 def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.formats.apr.reader import AprSource, open_source
 from aprfmt.formats.apr.writer import open_sink
@@ -12,7 +12,7 @@ from aprfmt.formats.apr.writer import open_sink
 
 def info(name: str, shape: tuple[int, ...], name_of_encoding: str = "F32") -> TensorInfo:
     """Return the info of a tensor as a plan has it."""
-    row = encoding(name_of_encoding)
+    row = find_encoding(name_of_encoding)
     return TensorInfo(name, shape, row.name, 0, row.nbytes(shape), row.row_bytes(shape))
 
 

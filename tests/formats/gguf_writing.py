@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import TensorInfo, Typed
+from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import TensorInfo, TypedValue
 from aprfmt.formats.gguf.reader import GGUFSource, open_source
 from aprfmt.formats.gguf.writer import open_sink
 
@@ -15,7 +15,7 @@ Stored = tuple[str, tuple[int, ...], bytes]  # encoding, shape, bytes
 def info_of(name: str, stored: Stored) -> TensorInfo:
     """Return what a sink's plan says of a tensor."""
     kind, shape, data = stored
-    return TensorInfo(name, shape, kind, 0, len(data), encoding(kind).row_bytes(shape))
+    return TensorInfo(name, shape, kind, 0, len(data), find_encoding(kind).row_bytes(shape))
 
 
 def write(
@@ -31,7 +31,7 @@ def write(
 
 def rewrite(source: GGUFSource, path: Path, **options: Any) -> list[Path]:
     """Copy a source as it is."""
-    metadata = {key: Typed(value, source.types[key]) for key, value in source.metadata.items()}
+    metadata = {key: TypedValue(value, source.types[key]) for key, value in source.metadata.items()}
     with open_sink(path, **options) as sink:
         sink.plan(metadata, [tensor.info for tensor in source.tensors.values()])
         for name, tensor in source.tensors.items():

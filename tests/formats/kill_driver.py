@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.formats import atomic
-from aprfmt.formats.atomic import pending, recover
-from aprfmt.formats.ending import install_signal_handlers
-from aprfmt.formats.exchange import exchange
+from aprfmt.formats.atomic import complete_renames, pending_journals
+from aprfmt.formats.atomic_swap import swap_names
+from aprfmt.formats.cleanup import install_signal_handlers
 from tests.formats.publishing import CALLS, SCENARIOS, Scenario
 from tests.formats.writers import VERSIONS, WRITERS, Writer
 from tests.patience import PATIENCE
@@ -54,11 +54,11 @@ def in_child(work: Callable[[], None]) -> int:
 def check(scenario: Subject, root: Path, versions: set[int], record: dict[str, Any]) -> None:
     """Verify that `root` holds one of `versions`, whole, and that the next run leaves it tidy."""
     target = scenario.target(root)
-    record["pending"] = len(pending(target))
+    record["pending"] = len(pending_journals(target))
     record["litter"] = len(scenario.litter(root))
     if record["pending"]:
-        recover(target)
-        assert pending(target) == []
+        complete_renames(target)
+        assert pending_journals(target) == []
     record["version"] = scenario.version_of(root)
     assert not versions or record["version"] in versions, record
     scenario.write(root, 1)
@@ -94,7 +94,7 @@ def _write_and_die(scenario: Subject, root: Path, n: int) -> None:
 
     for name in CALLS:
         setattr(os, name, dying(getattr(os, name)))
-    vars(atomic)["exchange"] = dying(exchange)
+    vars(atomic)["exchange"] = dying(swap_names)
     scenario.write(root, 2)
 
 

@@ -14,7 +14,7 @@ from unittest import mock
 
 from aprfmt.formats import atomic
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.temporary import SUFFIX
+from aprfmt.formats.temporary_files import SUFFIX
 
 # System calls that publishing makes; a fault or a kill may come at each of them.
 CALLS = (

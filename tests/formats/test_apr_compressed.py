@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aprfmt.base.installation import install_command
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats import open_source
-from aprfmt.formats.apr import compressed
+from aprfmt.formats.apr import compression
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.apr.reader import open_source as open_apr
 from tests.formats.apr_files import AprFile
@@ -71,7 +71,7 @@ def test_lz4_blocks_expand_like_a_naive_decoder(pieces: list[tuple[bytes, int, i
     block += sequence(b"end")
     expected += b"end"
     packed = memoryview(b"\0" * 64 + len(expected).to_bytes(4, "little") + block)
-    assert compressed.expand(packed, LZ4, "t")[64:] == expected
+    assert compression.expand_file(packed, LZ4, "t")[64:] == expected
 
 
 @settings(deadline=None)
@@ -79,7 +79,7 @@ def test_lz4_blocks_expand_like_a_naive_decoder(pieces: list[tuple[bytes, int, i
 def test_any_lz4_block_ends_in_data_or_one_error(block: bytes, size: int) -> None:
     packed = memoryview(b"\0" * 64 + size.to_bytes(4, "little") + block)
     try:
-        assert len(compressed.expand(packed, LZ4, "t")) == 64 + size
+        assert len(compression.expand_file(packed, LZ4, "t")) == 64 + size
     except FormatError as error:
         assert "LZ4" in str(error)
 
@@ -113,7 +113,7 @@ def test_zstd_is_read_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FormatError, match="Zstd frame is damaged"):
         parse(memoryview(packed[:68] + b"\xff" * 9 + packed[77:]), "t.apr")
     bomb = plain[:64] + zstandard.ZstdCompressor().compress(bytes(2 << 20))
-    monkeypatch.setattr(compressed, "_FREE", 1 << 20)
+    monkeypatch.setattr(compression, "_FREE", 1 << 20)
     with pytest.raises(UnsupportedError, match="the limit for its size"):
         parse(memoryview(bomb), "t.apr")
 
@@ -129,11 +129,11 @@ def test_a_bomb_takes_no_more_than_its_limit(kind: str, tmp_path: Path) -> None:
         body = b"".join(packer.compress(piece) for _ in range(size // len(piece)))
         path.write_bytes(plain_file(ZSTD)[:64] + body + packer.flush())
     else:
-        limit = compressed._FREE
+        limit = compression._FREE
         expanded = size if kind == "lz4 that says so" else limit
         block = sequence(b"\0", (1, expanded - 6)) + sequence(b"abcde")
         path.write_bytes(lz4_file(block, expanded, plain_file(LZ4)))
-    limit = compressed._FREE + compressed._RATIO * path.stat().st_size
+    limit = compression._FREE + compression._RATIO * path.stat().st_size
     assert limit < size // 8
     tracemalloc.start()
     try:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.base.text import escape
+from aprfmt.base.text_escape import escape
 from aprfmt.errors import FormatError
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.apr.reader import open_source

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.errors import ConversionError
 from aprfmt.formats.apr.metadata import (
     ALIASES,
     TYPED,
-    canonical,
-    misfits,
+    canonical_metadata,
     spell_float32,
     spell_float64,
     spell_metadata,
+    type_mismatches,
 )
 from tests.formats.apr_writing import info, round_trip
 
@@ -128,7 +128,7 @@ def test_custom_values_read_back_equal(metadata: dict[str, Any]) -> None:
     fixed = {*(key.name for key in TYPED), *ALIASES}
     fixed |= {alias for group in ALIASES.values() for alias in group}
     metadata = {key: value for key, value in metadata.items() if key not in fixed}
-    read = json.loads(spell_metadata(canonical(metadata, "t"), "t"))
+    read = json.loads(spell_metadata(canonical_metadata(metadata, "t"), "t"))
     assert json.dumps({key: read[key] for key in metadata}) == json.dumps(metadata)
     assert list(read)[-len(metadata) :] == list(metadata) or not metadata
 
@@ -154,24 +154,24 @@ def test_nesting_is_bounded() -> None:
 @pytest.mark.parametrize("field", ALIASES)
 def test_one_name_a_field(field: str) -> None:
     alias = ALIASES[field][0]
-    assert canonical({field: 4, alias: 4}, "t") == {field: 4}
-    assert canonical({field: 4, alias: None}, "t") == {field: 4}
-    assert canonical({field: None, alias: 4}, "t") == {alias: 4}
+    assert canonical_metadata({field: 4, alias: 4}, "t") == {field: 4}
+    assert canonical_metadata({field: 4, alias: None}, "t") == {field: 4}
+    assert canonical_metadata({field: None, alias: 4}, "t") == {alias: 4}
     with pytest.raises(ConversionError, match=f"{alias} = 5"):
-        canonical({field: 4, alias: 5}, "t")
+        canonical_metadata({field: 4, alias: 5}, "t")
 
 
 def test_typed_values_are_unwrapped() -> None:
-    assert canonical({"hidden_size": Typed(4, "uint32")}, "t") == {"hidden_size": 4}
+    assert canonical_metadata({"hidden_size": TypedValue(4, "uint32")}, "t") == {"hidden_size": 4}
 
 
 @pytest.mark.parametrize("key", TYPED, ids=lambda key: key.name)
 def test_typed_keys_of_another_type_are_refused(key: Any) -> None:
     wrong = [1] if key.kind != "object" else "text"
-    assert misfits({key.name: wrong})
-    assert not misfits({key.name: None})
+    assert type_mismatches({key.name: wrong})
+    assert not type_mismatches({key.name: None})
     with pytest.raises(ConversionError, match=key.name):
-        canonical({key.name: wrong}, "t")
+        canonical_metadata({key.name: wrong}, "t")
     if "integer" in key.kind:
         for value in (-1, True, 1.0, 1 << 64):
-            assert misfits({key.name: value})
+            assert type_mismatches({key.name: value})

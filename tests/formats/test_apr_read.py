@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.errors import FormatError, TruncatedError
-from aprfmt.formats import detect, open_source
+from aprfmt.formats import detect_format, open_source
 from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.apr.reader import open_source as open_apr
@@ -102,7 +102,7 @@ def test_every_code_reads_as_each_of_its_meanings(code: int) -> None:
     for name in layout.CODES[code]:
         row = ENCODINGS[name]
         for shape in ((512,), (2, 256), (33,) if name == layout.CODES[code][0] else (512,)):
-            fit = layout.fits(row, shape)[0]
+            fit = layout.possible_sizes(row, shape)[0]
             tensor = Tensor(b"w", shape, code, bytes(fit.nbytes))
             parsed = parse(memoryview(AprFile(tensors=(tensor,)).build()), "t.apr")
             found = parsed.infos["w"].encoding
@@ -110,7 +110,7 @@ def test_every_code_reads_as_each_of_its_meanings(code: int) -> None:
             equal = [
                 other
                 for other in layout.CODES[code]
-                if layout.fits(ENCODINGS[other], shape)[0].nbytes == fit.nbytes
+                if layout.possible_sizes(ENCODINGS[other], shape)[0].nbytes == fit.nbytes
             ]
             assert found == equal[0]
 
@@ -138,4 +138,4 @@ def test_detection_is_by_content(tmp_path: Path) -> None:
     for magic in (b"APR\0", b"APR2", b"APRN", b"APR1"):
         path = tmp_path / "model.gguf"
         path.write_bytes(AprFile(magic=magic).build())
-        assert detect(path).name == "apr"
+        assert detect_format(path).name == "apr"

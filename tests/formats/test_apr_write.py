@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.protocols import TensorInfo, Typed
+from aprfmt.base.protocols import TensorInfo, TypedValue
 from aprfmt.errors import ConversionError, OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.apr.reader import open_source
@@ -205,7 +205,7 @@ def test_amend_mends_the_footer(limit: int | None, tmp_path: Path) -> None:
     old, new = "0" * 64, "f" * 64
     infos = [info("a", (16,)), info("b", (16,))]
     with open_sink(tmp_path / "x.apr", max_shard_size=limit) as sink:
-        sink.plan({"digest": Typed(old, "string")}, infos)
+        sink.plan({"digest": TypedValue(old, "string")}, infos)
         sink.write("a", [memoryview(pattern(infos[0]))])
         sink.amend(old, new)  # before the footer is written, and again after it
         sink.write("b", [memoryview(pattern(infos[1]))])

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from aprfmt.errors import OutputError
-from aprfmt.formats import temporary
+from aprfmt.formats import temporary_files
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import MappedFile
-from aprfmt.formats.resumed import ResumedSet
+from aprfmt.formats.mapped_file import MappedFile
+from aprfmt.formats.resumable_output import ResumableFileSet
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Stand in an empty folder, and find it without litter at the end."""
     monkeypatch.chdir(tmp_path)
     yield
-    assert [name for name in os.listdir(tmp_path) if name.endswith(temporary.SUFFIX)] == []
+    assert [name for name in os.listdir(tmp_path) if name.endswith(temporary_files.SUFFIX)] == []
 
 
 def put(path: Path | str, data: bytes = b"new", *, force: bool = False) -> None:
@@ -222,18 +222,18 @@ def test_closed_means_closed() -> None:
 def test_leftovers_of_dead_runs_are_removed_and_those_of_living_ones_kept() -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    place, other = temporary.place(), "0" * 8
-    day = time.time() - temporary.STALE_SECONDS - 60
+    place, other = temporary_files.host_id(), "0" * 8
+    day = time.time() - temporary_files.STALE_SECONDS - 60
     kept = [
         f".x.{os.getpid()}-{place}-01234567.not-ours",
-        f".x.{os.getpid()}-{place}-01234567{temporary.SUFFIX}",
-        f".x.{dead.pid}-{other}-01234567{temporary.SUFFIX}",
-        f"x.{dead.pid}-{place}-01234567{temporary.SUFFIX}",
+        f".x.{os.getpid()}-{place}-01234567{temporary_files.SUFFIX}",
+        f".x.{dead.pid}-{other}-01234567{temporary_files.SUFFIX}",
+        f"x.{dead.pid}-{place}-01234567{temporary_files.SUFFIX}",
     ]
     removed = [
-        f".x.{dead.pid}-{place}-01234567{temporary.SUFFIX}",
-        f".y.gguf.{dead.pid}-{place}-89abcdef{temporary.SUFFIX}",
-        f".x.{os.getpid()}-{other}-01234567{temporary.SUFFIX}",
+        f".x.{dead.pid}-{place}-01234567{temporary_files.SUFFIX}",
+        f".y.gguf.{dead.pid}-{place}-89abcdef{temporary_files.SUFFIX}",
+        f".x.{os.getpid()}-{other}-01234567{temporary_files.SUFFIX}",
     ]
     for name in kept + removed:
         Path(name).write_bytes(b"")
@@ -247,18 +247,18 @@ def test_leftovers_of_dead_runs_are_removed_and_those_of_living_ones_kept() -> N
 
 def test_temporary_names_fit_and_are_recognised() -> None:
     for name in ("x", "é" * 127, "m" * 255, os.fsdecode(b"\xff" * 200)):
-        made = temporary.temporary_name(name)
+        made = temporary_files.temporary_name(name)
         assert len(os.fsencode(made)) <= 200
-        assert temporary.is_temporary(made)
-    assert not temporary.is_temporary("x")
+        assert temporary_files.is_temporary(made)
+    assert not temporary_files.is_temporary("x")
     put("é" * 127)
     assert os.listdir() == ["é" * 127]
 
 
 def test_a_lock_of_another_run_is_waited_for_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temporary, "LOCK_SECONDS", 0)
+    monkeypatch.setattr(temporary_files, "LOCK_SECONDS", 0)
     with (
-        temporary.locked(Path.cwd()),
+        temporary_files.lock_folder(Path.cwd()),
         pytest.raises(OutputError, match="another run has been publishing"),
     ):
         put("x")
@@ -304,7 +304,7 @@ def test_an_address_is_no_place_for_an_output(
     with pytest.raises(OutputError, match="is an address; outputs are files on this machine"):
         FileSet().create(path)
     with pytest.raises(OutputError, match="is an address"):
-        ResumedSet(path).begin({}, "")
+        ResumableFileSet(path).begin({}, "")
     assert not list(tmp_path.iterdir())
     path.parent.mkdir(parents=True)
     with FileSet() as files:

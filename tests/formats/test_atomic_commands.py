@@ -12,7 +12,7 @@ import pytest
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.formats.journal import Journal
-from aprfmt.formats.temporary import SUFFIX
+from aprfmt.formats.temporary_files import SUFFIX
 from tests.cli.run import Done, aprfmt
 from tests.conftest import not_run
 from tests.conversion.folders import llama_folder

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError, OutputError
-from aprfmt.formats.atomic import FileSet, pending, recover
-from aprfmt.formats.temporary import temporary_name
+from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
+from aprfmt.formats.temporary_files import temporary_name
 from tests.formats.publishing import SCENARIOS, Scenario
 from tests.formats.writers import Writer
 
@@ -91,10 +91,10 @@ def test_a_failure_that_stays_is_repaired_by_the_next_run(
 ) -> None:
     for root, error in attempts(scenario, call, number, MAX_CALLS, tmp_path):
         target = scenario.target(root)
-        if pending(target):
+        if pending_journals(target):
             assert error is not None and ".aprfmt-journal-" in str(error)
-            recover(target)
-        assert pending(target) == []
+            complete_renames(target)
+        assert pending_journals(target) == []
         assert scenario.version_of(root) in (1, 2)
         if error is not None:
             assert os.strerror(number) in str(error)
@@ -114,10 +114,10 @@ def test_without_hard_links_the_journal_stays_and_is_completed(
     stuck = 0
     for root, error in attempts(scenario, "replace", errno.EIO, 1, tmp_path):
         assert error is not None
-        left = pending(root)
+        left = pending_journals(root)
         stuck += bool(left)
         assert left == [root / name for name in scenario.names(2) if left]
-        recover(root)
+        complete_renames(root)
         assert scenario.version_of(root) == (2 if left else 1)
         assert scenario.litter(root) == []
     assert stuck == 3  # the first call is the journal's own
@@ -197,7 +197,7 @@ def test_a_journal_of_somebody_else_reaches_nothing_outside(text: str, tmp_path:
         os.mkfifo(name)
     else:
         name.write_text(text.replace("%s", temporary))
-    for refuse in (recover, pending):
+    for refuse in (complete_renames, pending_journals):
         with pytest.raises(FormatError, match=str(name)):
             refuse(folder)
     with pytest.raises(FormatError, match=str(name)), FileSet() as files:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aprfmt.formats import temporary
-from aprfmt.formats.ending import install_signal_handlers
+from aprfmt.formats import temporary_files
+from aprfmt.formats.cleanup import install_signal_handlers
 from tests.formats.publishing import SCENARIOS
 from tests.formats.writers import WRITERS
 from tests.patience import PATIENCE
@@ -87,8 +87,8 @@ def test_a_signal_that_can_be_caught_leaves_no_litter(
 def test_signals_are_held_back_and_delivered() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
     try:
-        with pytest.raises(KeyboardInterrupt), temporary.uninterrupted():
-            with temporary.uninterrupted():
+        with pytest.raises(KeyboardInterrupt), temporary_files.delay_signals():
+            with temporary_files.delay_signals():
                 signal.raise_signal(signal.SIGINT)
             done = True
         assert done
@@ -138,7 +138,7 @@ def _interrupt(args: list[str], name: str) -> int:
         assert running.stdout is not None
         assert running.stdout.read(1) == b"!", "it ended before it had written so much"
         folder = Path(args[2]).parent
-        assert any(path.name.endswith(temporary.SUFFIX) for path in folder.iterdir())
+        assert any(path.name.endswith(temporary_files.SUFFIX) for path in folder.iterdir())
         running.send_signal(signal.Signals[name])
         return running.wait(timeout=PATIENCE)
 
@@ -146,7 +146,7 @@ def _interrupt(args: list[str], name: str) -> int:
 # Says so and waits for a signal once it has written a few pieces.
 _STOPS = """
 import itertools
-from aprfmt.formats.output import OutputFile
+from aprfmt.formats.output_file import OutputFile
 write, pieces = OutputFile.write, itertools.count(1)
 def writes(self, data):
     write(self, data)

@@ -8,7 +8,7 @@ import pytest
 from aprfmt.errors import OutputError
 from aprfmt.formats import atomic
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.temporary import SUFFIX, temporary_name
+from aprfmt.formats.temporary_files import SUFFIX, temporary_name
 from tests.formats.writers import contents
 
 
@@ -77,7 +77,7 @@ def test_where_a_folder_cannot_be_swapped_nothing_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path / "x", b"1")
-    monkeypatch.setattr(atomic, "exchange", lambda a, b: False)
+    monkeypatch.setattr(atomic, "swap_names", lambda a, b: False)
     with pytest.raises(OutputError, match="in one step here; give the name of a new folder"):
         put(tmp_path / "x", b"2")
     monkeypatch.chdir(tmp_path / "x")  # a shell's folder is not swapped away

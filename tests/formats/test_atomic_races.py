@@ -16,9 +16,8 @@ import pytest
 from aprfmt.errors import OutputError
 from aprfmt.formats import atomic, journal
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.output import OutputFile
-from aprfmt.formats.temporary import LockedFolder, remove
-from aprfmt.formats.temporary import locked as lock_folder
+from aprfmt.formats.output_file import OutputFile
+from aprfmt.formats.temporary_files import LockedFolder, lock_folder, remove
 from tests.formats.publishing import BYSTANDER, SCENARIOS, Scenario
 from tests.patience import PATIENCE
 
@@ -60,7 +59,7 @@ def test_of_two_runs_without_force_one_is_told(
             both.wait()
         real_rename(source, final)
 
-    monkeypatch.setattr(journal, "locked", locked)
+    monkeypatch.setattr(journal, "lock_folder", locked)
     monkeypatch.setattr(os, "rename", rename)
 
     def write(run: int) -> None:

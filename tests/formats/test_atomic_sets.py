@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import OutputError
-from aprfmt.formats import atomic, exchange
-from aprfmt.formats.atomic import FileSet, pending, recover
+from aprfmt.formats import atomic, atomic_swap
+from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
 from tests.formats.publishing import SCENARIOS, Scenario
 
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
@@ -37,7 +37,7 @@ def test_old_goes_new_comes(scenario: Scenario, tmp_path: Path) -> None:
         scenario.write(root, version)
         assert scenario.version_of(root) == version
         assert scenario.litter(root) == []
-    assert pending(scenario.target(root)) == []
+    assert pending_journals(scenario.target(root)) == []
 
 
 @EVERY
@@ -202,13 +202,13 @@ def test_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     a.write_bytes(b"a")
     b.mkdir()
-    if not exchange.exchange(a, b):
+    if not atomic_swap.swap_names(a, b):
         pytest.skip("NOT-RUN: renameat2 with RENAME_EXCHANGE is not available here")
     assert a.is_dir() and b.read_bytes() == b"a"
     with pytest.raises(FileNotFoundError):
-        exchange.exchange(a, tmp_path / "absent")
+        atomic_swap.swap_names(a, tmp_path / "absent")
     monkeypatch.setattr(ctypes, "CDLL", lambda *args, **kwargs: object())
-    assert not exchange.exchange(a, b)
+    assert not atomic_swap.swap_names(a, b)
 
 
 def test_many_files_are_kept_open_no_longer_than_asked(tmp_path: Path) -> None:
@@ -225,6 +225,6 @@ def test_many_files_are_kept_open_no_longer_than_asked(tmp_path: Path) -> None:
 def test_nothing_written_is_nothing_published(tmp_path: Path) -> None:
     with FileSet(folder=tmp_path / "hf"):
         pass
-    recover(tmp_path)
+    complete_renames(tmp_path)
     assert os.listdir(tmp_path) == []
-    assert pending(tmp_path / "absent") == []
+    assert pending_journals(tmp_path / "absent") == []

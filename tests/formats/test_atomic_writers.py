@@ -11,7 +11,7 @@ import pytest
 
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import atomic
-from aprfmt.formats.atomic import pending, recover
+from aprfmt.formats.atomic import complete_renames, pending_journals
 from tests.conftest import ROOT
 from tests.formats.publishing import CALLS
 from tests.formats.test_atomic_faults import Fault, attempts
@@ -77,10 +77,10 @@ def test_a_failure_that_stays_is_repaired_by_the_next_run(
     writer = WRITERS[name]
     for root, error in attempts(writer, call, number, 200, tmp_path):
         target = writer.target(root)
-        if pending(target):
+        if pending_journals(target):
             assert error is not None and ".aprfmt-journal-" in str(error)
-            recover(target)
-        assert pending(target) == []
+            complete_renames(target)
+        assert pending_journals(target) == []
         assert writer.version_of(root) in (1, 2)
         writer.write(root, 3)
         assert writer.version_of(root) == 3
@@ -97,7 +97,7 @@ def test_an_exchange_that_fails_leaves_the_old_folder(
     def refuse(a: Path, b: Path) -> bool:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(atomic, "exchange", refuse)
+    monkeypatch.setattr(atomic, "swap_names", refuse)
     with pytest.raises(OutputError, match="cannot be put in place"):
         writer.write(tmp_path / "x", 2)
     assert writer.version_of(tmp_path / "x") == 1

@@ -16,9 +16,9 @@ import pytest
 
 from aprfmt.errors import OutputError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import MappedFile, origin
-from aprfmt.tensors import equal as module
-from aprfmt.tensors.equal import equal
+from aprfmt.formats.mapped_file import MappedFile, mapped_origin
+from aprfmt.tensors import memory_compare as module
+from aprfmt.tensors.memory_compare import bytes_equal
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "copy_file_range"), reason="NOT-RUN: no copy_file_range on this system"
@@ -70,7 +70,7 @@ def test_small_pieces_and_other_memory_are_written(
 ) -> None:
     other = bytes(source.view)
     assert written(tmp_path, source.view[:100_000], other) == other[:100_000] + other
-    assert not calls and origin(memoryview(other)) is None
+    assert not calls and mapped_origin(memoryview(other)) is None
 
 
 @pytest.mark.parametrize("answer", [errno.EXDEV, errno.EINVAL, errno.ENOSYS, 0])
@@ -122,7 +122,7 @@ def test_equal_is_equal(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.frombuffer(random.Random(2).randbytes(100_003), np.uint8)
     for at in (0, 1, 50_000, 100_002):
         y = x.copy()
-        assert equal(x, y) and equal(x[1:], y[1:])
+        assert bytes_equal(x, y) and bytes_equal(x[1:], y[1:])
         y[at] ^= 1
-        assert not equal(x, y)
-    assert not equal(x, x[1:]) and equal(x[:0], x[5:5])
+        assert not bytes_equal(x, y)
+    assert not bytes_equal(x, x[1:]) and bytes_equal(x[:0], x[5:5])

@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.base.protocols import SURPLUS
 from aprfmt.errors import FormatError
-from aprfmt.formats.damage import overlapping
+from aprfmt.formats.damage import find_overlaps
 from tests.formats import apr_cases, gguf_cases, safetensors_cases
 from tests.formats.fatal_cases import FATAL, NO_MODEL
 
@@ -98,10 +98,10 @@ def pairs(extents: list[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def test_one_that_reaches_into_several_is_to_blame() -> None:
-    assert list(overlapping([(0, 100), (10, 20), (30, 40), (50, 60)])) == [((0,), 3)]
-    assert list(overlapping([(0, 10), (5, 15), (15, 25)])) == [((1, 0), 1)]
-    assert list(overlapping([(0, 10), (8, 22), (10, 20), (30, 40)])) == [((1,), 2)]
-    assert list(overlapping([(0, 10), (5, 5), (10, 20)])) == []
+    assert list(find_overlaps([(0, 100), (10, 20), (30, 40), (50, 60)])) == [((0,), 3)]
+    assert list(find_overlaps([(0, 10), (5, 15), (15, 25)])) == [((1, 0), 1)]
+    assert list(find_overlaps([(0, 10), (8, 22), (10, 20), (30, 40)])) == [((1,), 2)]
+    assert list(find_overlaps([(0, 10), (5, 5), (10, 20)])) == []
 
 
 def test_what_is_not_blamed_shares_no_byte() -> None:
@@ -111,7 +111,7 @@ def test_what_is_not_blamed_shares_no_byte() -> None:
         for _ in range(rng.randrange(12)):
             start = rng.randrange(40)
             extents.append((start, start + rng.choice((0, 1, 3, 10, 30))))
-        blamed = {i for names, _ in overlapping(extents) for i in names}
+        blamed = {i for names, _ in find_overlaps(extents) for i in names}
         together = pairs(extents)
         assert blamed <= {i for pair in together for i in pair}
         assert not [pair for pair in together if not blamed.intersection(pair)]

@@ -14,14 +14,14 @@ from gguf.scripts import gguf_convert_endian
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.base import forks
-from aprfmt.base.encodings import BY_GGML, ENCODINGS, numbers
+from aprfmt.base import fork_types
+from aprfmt.base.encodings import BY_GGML, ENCODINGS, block_numbers
 from aprfmt.errors import UnsupportedError
 from aprfmt.formats.gguf.byteorder import swapper
 from aprfmt.formats.gguf.reader import open_source
 from tests.formats.gguf_files import File
 
-FORKED = {name for name, *_ in forks.DECODED}
+FORKED = {name for name, *_ in fork_types.DECODED}
 KNOWN = [row.name for row in BY_GGML.values() if row.known and not row.row_layout]
 DECODED = [t.name for t in _type_traits if t.name in KNOWN]
 ELSEWHERE = {"Q8_1": 36, "Q2_0": 18}  # gguf-py takes Q8_1's scales for float32, and has no Q2_0
@@ -66,7 +66,9 @@ def test_layouts_fill_the_block(name: str) -> None:
         size = row.type_size  # gguf-py has none of them; their decoder takes these blocks
     elif size is None:
         size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][1]
-    assert row.numpy or sum(width for _, width in numbers(row.layout)) == size == row.type_size
+    assert (
+        row.numpy or sum(width for _, width in block_numbers(row.layout)) == size == row.type_size
+    )
 
 
 @pytest.mark.parametrize("name", DECODED)

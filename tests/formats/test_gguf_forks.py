@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from aprfmt import diff
 from aprfmt import open as open_model
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.forks import CONTESTED
+from aprfmt.base.fork_types import CONTESTED
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.gguf.reader import open_source
 from aprfmt.tensors.stats import tensor_stats

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.gguf.parse import parse
 from aprfmt.formats.gguf.reader import open_source
@@ -61,7 +61,7 @@ def test_a_cut_anywhere_is_found(case: Case) -> None:
     """Every byte of a whole file is needed, except bytes that belong to no part of it."""
     parsed = parse(memoryview(case.data), "x.gguf")
     needed = max((i.offset + i.nbytes for i in parsed.infos.values() if i.nbytes), default=0)
-    unsized = any(not encoding(info.encoding).known for info in parsed.infos.values())
+    unsized = any(not find_encoding(info.encoding).known for info in parsed.infos.values())
     for length in range(0, needed, 7 if needed < 4096 else needed // 50):
         if unsized and length > parsed.data_offset:
             continue  # what is left is taken for the tensor's bytes

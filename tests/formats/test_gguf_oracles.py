@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFWriter
 from libgguf.inspect import validate_gguf
 
-from aprfmt.base import forks
+from aprfmt.base import fork_types
 from aprfmt.base.encodings import BY_GGML
 from aprfmt.formats.gguf.reader import GGUFSource, open_source
 from tests.formats.gguf_files import DATA
@@ -20,7 +20,7 @@ from tests.formats.gguf_writing import Stored, plain, read, rewrite, write
 PEERS = [
     row
     for row in BY_GGML.values()
-    if row.known and row.name not in ("Q8_1", "Q2_0", *(name for name, *_ in forks.DECODED))
+    if row.known and row.name not in ("Q8_1", "Q2_0", *(name for name, *_ in fork_types.DECODED))
 ]
 ALL_TYPES: dict[str, Stored] = {
     f"of.{row.name}": (row.name, (3, 2 * row.block_size), (DATA * 6)[: 6 * row.type_size])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.base.protocols import TensorInfo, Typed
+from aprfmt.base.protocols import TensorInfo, TypedValue
 from aprfmt.errors import ConversionError, FormatError, TruncatedError, UsageError
 from aprfmt.formats.gguf.layout import parse_split_name, split_name
 from aprfmt.formats.gguf.reader import open_source
-from aprfmt.formats.gguf.split import divide
+from aprfmt.formats.gguf.split import divide_tensors
 from aprfmt.formats.gguf.writer import open_sink
 from tests.formats.gguf_files import DATA, I16, I32, U16, U32, File
 from tests.formats.gguf_writing import Stored, info_of, read, rewrite, write
@@ -226,11 +226,11 @@ def test_refuses_more_files_than_a_split_can_count(tmp_path: Path) -> None:
 
 def test_dealing_out_counts_header_table_and_padding() -> None:
     costs = [(10, 64)] * 4
-    assert divide(costs, (100, 20), 32, 1000) == [4]
+    assert divide_tensors(costs, (100, 20), 32, 1000) == [4]
     # 100 + 20 aligned is 128, and two tensors make 256
-    assert divide(costs, (100, 20), 32, 256) == [2, 2]
-    assert divide(costs, (100, 20), 32, 255) == [1, 2, 1]
-    assert divide([], (100, 20), 32, 1) == [0]
+    assert divide_tensors(costs, (100, 20), 32, 256) == [2, 2]
+    assert divide_tensors(costs, (100, 20), 32, 255) == [1, 2, 1]
+    assert divide_tensors([], (100, 20), 32, 1) == [0]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_names(name: str, found: tuple[str, int, int] | None) -> None:
 def test_the_first_file_can_be_amended_last(tmp_path: Path) -> None:
     with open_sink(tmp_path / "m.gguf", max_shard_size=SIZE) as sink:
         infos = [info_of(name, stored) for name, stored in TENSORS.items()]
-        sink.plan(META | {"hash": Typed("0" * 64, "string")}, infos)
+        sink.plan(META | {"hash": TypedValue("0" * 64, "string")}, infos)
         for name, (_, _, data) in TENSORS.items():
             sink.write(name, [memoryview(data)])
         sink.amend("0" * 64, "1" * 64)

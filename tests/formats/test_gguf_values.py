@@ -11,10 +11,10 @@ from gguf import GGUFValueType, GGUFWriter
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.errors import ConversionError
 from aprfmt.formats.gguf.layout import TYPE_BY_ID, TYPE_BY_NAME
-from aprfmt.formats.gguf.typed import encode_key, encode_value, type_of
+from aprfmt.formats.gguf.value_encoding import encode_key, encode_value, type_of
 from tests.formats.gguf_writing import read, write
 
 SAMPLES: dict[str, Any] = {
@@ -92,21 +92,21 @@ def test_tokenizer_scores_and_empty_lists() -> None:
         (2**64, "18446744073709551616 to 18446744073709551616 fits none of uint32, uint64"),
         (1e300, "is not a float32: .*give a Typed value"),
         ("\ud800", "character 0 is a lone surrogate"),
-        (Typed(256, "uint8"), "256 is not a uint8"),
-        (Typed(-1, "uint32"), "-1 is not a uint32"),
-        (Typed(1.5, "int32"), "1.5 is not a int32"),
-        (Typed(1, "bool"), r"is 1 \(int\), its type is bool"),
-        (Typed(True, "uint8"), r"is True \(bool\), its type is uint8"),
-        (Typed("1", "float32"), "1 is not a float32"),
-        (Typed(1, "string"), "is int, its type is string"),
-        (Typed("abc", "array:string"), "is str, its type array:string"),
-        (Typed(1, "array:int32"), "is int, its type array:int32"),
-        (Typed([1, 300], "array:uint8"), "a value of the list is not a uint8"),
-        (Typed([1], "array:f32"), "no element type 'f32'"),
-        (Typed([1], "array"), "no element type ''"),
-        (Typed(1, "uint128"), "no type 'uint128'"),
-        (Typed(1, "int8:int8"), "no type 'int8:int8'"),
-        (Typed([[1]], "array:array:uint8:x"), "no element type 'uint8:x'"),
+        (TypedValue(256, "uint8"), "256 is not a uint8"),
+        (TypedValue(-1, "uint32"), "-1 is not a uint32"),
+        (TypedValue(1.5, "int32"), "1.5 is not a int32"),
+        (TypedValue(1, "bool"), r"is 1 \(int\), its type is bool"),
+        (TypedValue(True, "uint8"), r"is True \(bool\), its type is uint8"),
+        (TypedValue("1", "float32"), "1 is not a float32"),
+        (TypedValue(1, "string"), "is int, its type is string"),
+        (TypedValue("abc", "array:string"), "is str, its type array:string"),
+        (TypedValue(1, "array:int32"), "is int, its type array:int32"),
+        (TypedValue([1, 300], "array:uint8"), "a value of the list is not a uint8"),
+        (TypedValue([1], "array:f32"), "no element type 'f32'"),
+        (TypedValue([1], "array"), "no element type ''"),
+        (TypedValue(1, "uint128"), "no type 'uint128'"),
+        (TypedValue(1, "int8:int8"), "no type 'int8:int8'"),
+        (TypedValue([[1]], "array:array:uint8:x"), "no element type 'uint8:x'"),
     ],
     ids=str,
 )
@@ -120,7 +120,7 @@ def test_lists_in_lists_have_an_end() -> None:
     for _ in range(15):
         deep = [deep]
     assert encode_value("k", deep)
-    for value in ([deep], Typed([deep], "array:" * 17 + "int32")):
+    for value in ([deep], TypedValue([deep], "array:" * 17 + "int32")):
         with pytest.raises(ConversionError, match="deeper than 16"):
             encode_value("k", value)
 
@@ -145,15 +145,15 @@ NUMBERS: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "string": st.binary(max_size=12).map(lambda raw: raw.decode("utf-8", "surrogateescape")),
 }
-SCALARS = st.one_of(*(st.builds(Typed, v, st.just(name)) for name, v in NUMBERS.items()))
+SCALARS = st.one_of(*(st.builds(TypedValue, v, st.just(name)) for name, v in NUMBERS.items()))
 ARRAYS = st.one_of(
     *(
-        st.builds(Typed, st.lists(values, max_size=70), st.just(f"array:{name}"))
+        st.builds(TypedValue, st.lists(values, max_size=70), st.just(f"array:{name}"))
         for name, values in NUMBERS.items()
     )
 )
 NESTED = st.lists(st.lists(NUMBERS["int16"], max_size=3), min_size=1, max_size=70).map(
-    lambda v: Typed(v, "array:array:int16")
+    lambda v: TypedValue(v, "array:array:int16")
 )
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10)
 
@@ -162,8 +162,10 @@ KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
 )
 @given(st.dictionaries(KEYS, SCALARS | ARRAYS | NESTED, max_size=6))
-@example({"k": Typed(-0.0, "float64"), "inf": Typed([math.inf, -math.inf], "array:float32")})
-def test_values_come_back(tmp_path: Path, metadata: dict[str, Typed]) -> None:
+@example(
+    {"k": TypedValue(-0.0, "float64"), "inf": TypedValue([math.inf, -math.inf], "array:float32")}
+)
+def test_values_come_back(tmp_path: Path, metadata: dict[str, TypedValue]) -> None:
     metadata.pop("general.alignment", None)
     path = tmp_path / "x.gguf"
     write(path, metadata, {}, force=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.base.protocols import TensorInfo, Typed
+from aprfmt.base.protocols import TensorInfo, TypedValue
 from aprfmt.errors import ConversionError, OutputError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.gguf import FORMAT
@@ -153,9 +153,9 @@ def test_unknown_types_are_copied(tmp_path: Path) -> None:
 
 
 def _rows(*names: str) -> Iterator[Any]:
-    from aprfmt.base.encodings import encoding
+    from aprfmt.base.encodings import find_encoding
 
-    return map(encoding, names)
+    return map(find_encoding, names)
 
 
 def _short(sink: GGUFSink) -> None:
@@ -264,5 +264,7 @@ def test_options_of_other_formats_are_refused(path: Path) -> None:
 
 
 def test_typed_values_win_over_the_table(path: Path) -> None:
-    write(path, {"llama.block_count": Typed(2, "int64"), "x": Typed([1], "array:uint8")}, {})
+    write(
+        path, {"llama.block_count": TypedValue(2, "int64"), "x": TypedValue([1], "array:uint8")}, {}
+    )
     assert read(path)[1] == {"llama.block_count": "int64", "x": "array:uint8"}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.errors import ConversionError, FormatError
-from aprfmt.formats import jsonio, jsonlimits
+from aprfmt.formats import bounded_json
 
 LIMIT = 1 << 20
 SCALARS = (
@@ -27,7 +27,7 @@ VALUES = st.recursive(
 
 def loads(text: str | bytes | bytearray | memoryview, **options: Any) -> Any:
     data = text.encode() if isinstance(text, str) else text
-    return jsonio.loads(data, "x.json", **{"max_bytes": LIMIT, **options})
+    return bounded_json.loads(data, "x.json", **{"max_bytes": LIMIT, **options})
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_depth(opening: str, closing: str, depth: int) -> None:
     each = len(closing)  # levels one repetition opens
     text = opening * (depth // each) + "[" * (depth % each)
     text += "0" + "]" * (depth % each) + closing * (depth // each)
-    if depth <= jsonio.MAX_DEPTH:
+    if depth <= bounded_json.MAX_DEPTH:
         assert loads(text) == json.loads(text)
     else:
         with pytest.raises(FormatError, match="deeper than the limit of 64"):
@@ -145,7 +145,7 @@ def test_depth_is_that_of_the_value(value: Any) -> None:
 
 
 def test_windows_of_the_string_scan_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonlimits, "_WINDOW", 7)
+    monkeypatch.setattr(bounded_json, "_WINDOW", 7)
     value = [["[" * n, "{" * (n % 3), [n]] for n in range(40)]
     assert loads(json.dumps(value), max_depth=3) == value
     with pytest.raises(FormatError, match="deeper"):
@@ -163,31 +163,33 @@ def test_garbage_gives_one_kind_of_error(data: bytes) -> None:
 
 @given(VALUES)
 def test_dumps_round_trip(value: Any) -> None:
-    text = jsonio.dumps(value)
+    text = bounded_json.dumps(value)
     assert loads(text) == value
     assert text == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def test_dumps_spelling() -> None:
-    assert jsonio.dumps({"b": 'é中\x01"', "a": [1, 2.5]}) == '{"b":"é中\\u0001\\"","a":[1,2.5]}'
-    assert jsonio.dumps("\udc80x").encode() == b'"\\udc80x"'
-    assert loads(jsonio.dumps("\udc80x"), surrogates=True) == "\udc80x"
+    assert (
+        bounded_json.dumps({"b": 'é中\x01"', "a": [1, 2.5]}) == '{"b":"é中\\u0001\\"","a":[1,2.5]}'
+    )
+    assert bounded_json.dumps("\udc80x").encode() == b'"\\udc80x"'
+    assert loads(bounded_json.dumps("\udc80x"), surrogates=True) == "\udc80x"
 
 
 def test_dumps_names_what_json_cannot_hold() -> None:
     with pytest.raises(ConversionError, match=r"m: \$\.a\[1\] is -Infinity"):
-        jsonio.dumps({"a": [0.0, -math.inf], "b": math.nan}, "m")
+        bounded_json.dumps({"a": [0.0, -math.inf], "b": math.nan}, "m")
 
 
 def test_load_file(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_bytes(b'{"a":[1]}')
-    assert jsonio.load_file(path, LIMIT) == {"a": [1]}
+    assert bounded_json.load_file(path, LIMIT) == {"a": [1]}
     with pytest.raises(FormatError, match=r"c\.json: 9 bytes of JSON, the limit is 8"):
-        jsonio.load_file(path, 8)
+        bounded_json.load_file(path, 8)
     for wrong in (tmp_path, tmp_path / "absent.json", Path("/dev/zero")):
         with pytest.raises(FormatError, match=str(wrong)):
-            jsonio.load_file(wrong, LIMIT)
+            bounded_json.load_file(wrong, LIMIT)
 
 
 def test_the_collector_is_left_as_it_was() -> None:

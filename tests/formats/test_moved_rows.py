@@ -13,8 +13,8 @@ import pytest
 from aprfmt.arch.spec import Move
 from aprfmt.base.columns import Columns
 from aprfmt.base.protocols import LazyTensor, TensorInfo
-from aprfmt.formats.mapped import MappedFile, MemoryTensor, StoredTensor
-from aprfmt.tensors.runs import RunBytes, element_runs, windows
+from aprfmt.formats.mapped_file import MappedFile, MemoryTensor, StoredTensor
+from aprfmt.tensors.runs import RunBytes, byte_windows, element_runs
 
 ROWS, COLUMNS, AT = 60, 10, 3  # F16: rows of 20 bytes, behind three others
 
@@ -81,7 +81,7 @@ def test_windows_of_rows(kind: str, where: str, tensor: StoredTensor) -> None:
         for stop in (start, start + 1, start + 20, start + 39, len(expected)):
             assert bytes(data.window(start, stop)) == expected[start:stop], (start, stop)
     for size in (7, 20, 64, 1 << 20):
-        assert b"".join(windows(runs, size)) == expected
+        assert b"".join(byte_windows(runs, size)) == expected
 
 
 def test_made_rows_are_made_together_where_they_lie_together(tensor: StoredTensor) -> None:

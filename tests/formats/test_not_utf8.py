@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.errors import ConversionError
-from aprfmt.formats import FORMATS, open_sink, open_source, written
+from aprfmt.formats import FORMATS, open_sink, open_source, writable_formats
 
 HALF = "\ud800"  # half of a surrogate pair
 ESCAPED = "\udc80"  # how Python spells a byte that is not UTF-8
@@ -27,7 +27,7 @@ PLACES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", written())
+@pytest.mark.parametrize("name", writable_formats())
 def test_it_is_refused_by_name_or_comes_back(name: str, place: str, tmp_path: Path) -> None:
     metadata, tensor = PLACES[place]
     path = tmp_path / f"x{FORMATS[name].extensions[0]}"
@@ -47,7 +47,7 @@ def test_it_is_refused_by_name_or_comes_back(name: str, place: str, tmp_path: Pa
         assert {key: source.metadata[key] for key in metadata} == metadata
 
 
-@pytest.mark.parametrize("name", written())
+@pytest.mark.parametrize("name", writable_formats())
 def test_the_rest_of_unicode_comes_back(name: str, tmp_path: Path) -> None:
     metadata = {"\u0000\u00e9\u6f22\U0001f600": "\uffff\u202e\U0010ffff"}
     path = tmp_path / f"x{FORMATS[name].extensions[0]}"

@@ -16,10 +16,10 @@ import pytest
 from aprfmt.base.protocols import Note
 from aprfmt.errors import OutputError
 from aprfmt.formats import signature
-from aprfmt.formats.atomic import FileSet, pending, recover
+from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
 from aprfmt.formats.journal import Journal, publish_set
 from aprfmt.formats.signature import is_signed, key_path, sign
-from aprfmt.formats.temporary import SUFFIX, temporary_name
+from aprfmt.formats.temporary_files import SUFFIX, temporary_name
 
 NAME = ".aprfmt-journal-0123456789abcdef.json"
 
@@ -141,7 +141,7 @@ def test_any_other_journal_is_left_alone_and_that_is_said(
     assert contents(folder) == before | {"out.gguf": b"x"}
     assert [note.key for note in notices] == ["foreign_journal"]
     assert NAME in notices[0].where and "is left alone, with the files it names" in notices[0].text
-    assert pending(folder), "the set that it names may be mixed"
+    assert pending_journals(folder), "the set that it names may be mixed"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT-RUN: only root gives files away")
@@ -149,7 +149,7 @@ def test_a_journal_of_another_owner_is_left_alone(folder: Path, notices: list[No
     (folder / NAME).write_bytes(whole(folder).dumps())
     os.chown(folder / NAME, 12345, 12345)
     before = contents(folder)
-    recover(folder)
+    complete_renames(folder)
     assert contents(folder) == before
     assert "another user's" in notices[0].text
 
@@ -158,7 +158,7 @@ def test_a_file_that_came_since_is_not_removed(folder: Path, notices: list[Note]
     (folder / NAME).write_bytes(whole(folder).dumps())
     (folder / "photo.jpg").rename(folder.parent / "photo.jpg")
     (folder / "photo.jpg").write_bytes(b"my photo.jpg")
-    recover(folder)
+    complete_renames(folder)
     assert contents(folder) == {"thesis.txt": b"new", "photo.jpg": b"my photo.jpg"}
 
 
@@ -202,7 +202,7 @@ def test_a_set_is_completed_where_inodes_change(
     (tmp_path / "moved").write_bytes(data)
     left.unlink()
     (tmp_path / "moved").rename(left)
-    recover(tmp_path)
+    complete_renames(tmp_path)
     assert [note.key for note in notices] == ["completed_write"]
     assert sorted(contents(tmp_path)) == ["a", "b"]
 

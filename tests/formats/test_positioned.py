@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import aprfmt
-from aprfmt.formats.positioned import read_at, write_at
+from aprfmt.formats.positional_io import read_at, write_at
 from aprfmt.inference.running import requested, traced
 
 

@@ -14,7 +14,7 @@ from aprfmt.checks import validate
 from aprfmt.cli.main import main
 from aprfmt.compare import diff
 from aprfmt.errors import UsageError
-from aprfmt.formats.mapped import BufferFile
+from aprfmt.formats.mapped_file import BufferFile
 from aprfmt.formats.pytorch.reader import PickledFile
 from aprfmt.model import open_model
 

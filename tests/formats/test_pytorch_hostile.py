@@ -13,7 +13,7 @@ import torch
 
 from aprfmt.errors import FormatError
 from aprfmt.formats import open_source
-from aprfmt.formats.pytorch import flatten
+from aprfmt.formats.pytorch import state_dict
 from tests.formats import pytorch_files as files
 
 PLANTED = "planted_by_a_test"
@@ -282,7 +282,7 @@ def test_objects_are_only_described(marked: Path) -> None:
 
 def test_sharing_is_bounded(marked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists that hold each other twice, 40 deep, end at the limit of values."""
-    monkeypatch.setattr(flatten, "MAX_VISITS", 10_000)
+    monkeypatch.setattr(state_dict, "MAX_VISITS", 10_000)
     body = b"}q\x00"
     for i in range(1, 40):
         held = b"h" + bytes([i - 1])

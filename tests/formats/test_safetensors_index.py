@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from aprfmt.errors import FormatError
-from aprfmt.formats import detect, open_source
+from aprfmt.formats import detect_format, open_source
 from aprfmt.formats.safetensors.reader import open_index
-from aprfmt.formats.shardset import member
+from aprfmt.formats.shard_set import member_path
 from tests.formats.apr_writing import info, pattern
 from tests.formats.safetensors_cases import entry, file
 from tests.formats.test_safetensors_write import patterns, write
@@ -60,7 +60,7 @@ def test_the_library_reads_every_shard(model: list[Path]) -> None:
 
 
 def test_the_index_opens_the_whole_model(model: list[Path]) -> None:
-    assert detect(model[-1]).name == "safetensors"
+    assert detect_format(model[-1]).name == "safetensors"
     with open_index(model[-1]) as source:
         assert source.files == tuple(model[:-1])
         assert source.metadata == {"digest": "x", "format": "pt"}
@@ -185,7 +185,7 @@ def test_an_index_names_plain_files_only(name: Any, model: list[Path]) -> None:
 
 def test_half_a_surrogate_pair_names_no_file(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="surrogate"):
-        member(tmp_path, "\ud800.safetensors", "t")
+        member_path(tmp_path, "\ud800.safetensors", "t")
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link_to_device", "link_to_folder", "dangling"])

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from aprfmt.base.encodings import BY_SAFETENSORS
 from aprfmt.errors import FormatError, TruncatedError
-from aprfmt.formats import detect, open_source
+from aprfmt.formats import detect_format, open_source
 from aprfmt.formats.safetensors.layout import DTYPE_ORDER
 from aprfmt.formats.safetensors.parse import parse
 from tests.formats.safetensors_cases import LEGAL, MALFORMED, Case, entry, file, reference
@@ -126,10 +126,10 @@ def test_detection_is_by_content(case: Case, tmp_path: Path) -> None:
     path.write_bytes(case.data)
     begins = case.data[8:64].lstrip()[:1] == b"{"
     if begins:
-        assert detect(path).name == "safetensors"
+        assert detect_format(path).name == "safetensors"
     else:
         with pytest.raises(FormatError):
-            detect(path)
+            detect_format(path)
 
 
 @pytest.mark.parametrize("length", [123, 0x7B20, 0x7B0A, 0x7B0920])
@@ -140,7 +140,7 @@ def test_a_length_that_begins_like_json_is_a_length(length: int, tmp_path: Path)
     assert data.lstrip()[:1] == b"{" and len(header) == length
     assert_as_reference(data)
     path.write_bytes(data)
-    assert detect(path).name == "safetensors"
+    assert detect_format(path).name == "safetensors"
     with open_source(path) as source:
         assert bytes(source.tensors["a"].raw()) == bytes(range(16))
 

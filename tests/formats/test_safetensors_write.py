@@ -17,7 +17,7 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save as save_torch
 
 from aprfmt.base.encodings import BY_SAFETENSORS
-from aprfmt.base.protocols import TensorInfo, Typed
+from aprfmt.base.protocols import TensorInfo, TypedValue
 from aprfmt.errors import ConversionError, OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.safetensors.layout import DTYPE_ORDER
@@ -196,7 +196,7 @@ def test_typed_strings_and_amending(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     planned = info("w", (4,))
     with open_sink(path) as sink:
-        sink.plan({"digest": Typed("0" * 64, "string")}, [planned])
+        sink.plan({"digest": TypedValue("0" * 64, "string")}, [planned])
         sink.write("w", [memoryview(pattern(planned))])
         sink.amend("0" * 64, "a" * 64)
     with open_source(path) as source:

@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats import FORMATS
-from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, deal
-from aprfmt.formats.summing import combine
+from aprfmt.formats.crc_combine import combine_crcs
+from aprfmt.formats.sequential import (
+    Checksum,
+    FileProgram,
+    SequentialSink,
+    TensorSlot,
+    distribute_tensors,
+)
 from tests.conftest import ROOT
 from tests.formats.apr_writing import info
 
@@ -23,7 +29,7 @@ _MIB = 1 << 20
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_checksums_combine(first: bytes, second: bytes) -> None:
-    whole = combine(zlib.crc32(first), zlib.crc32(second), len(second))
+    whole = combine_crcs(zlib.crc32(first), zlib.crc32(second), len(second))
     assert whole == zlib.crc32(first + second)
 
 
@@ -31,17 +37,17 @@ def test_checksums_combine(first: bytes, second: bytes) -> None:
 def test_checksums_combine_over_lengths(length: int) -> None:
     tail = bytes(range(256)) * (length // 256 + 1)
     tail = tail[:length]
-    assert combine(zlib.crc32(b"head"), zlib.crc32(tail), length) == zlib.crc32(b"head" + tail)
+    assert combine_crcs(zlib.crc32(b"head"), zlib.crc32(tail), length) == zlib.crc32(b"head" + tail)
 
 
 class OneFile(SequentialSink):
     """A head, the tensors with a byte between them, a checksum, a tail."""
 
     def _lay_out(
-        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[Program]:
-        body = [part for one in infos for part in (Room(one.name, one.nbytes), b"|")]
-        return [Program(self._path, b"head:", [*body, Checksum(), b"tail"])]
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[FileProgram]:
+        body = [part for one in infos for part in (TensorSlot(one.name, one.nbytes), b"|")]
+        return [FileProgram(self._path, b"head:", [*body, Checksum(), b"tail"])]
 
 
 def test_small_and_large_chunks_count_alike(tmp_path: Path) -> None:
@@ -69,15 +75,15 @@ def test_small_and_large_chunks_count_alike(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 50)), st.integers(1, 120))
 def test_dealing_keeps_order_and_limit(sizes: list[int], limit: int) -> None:
     infos = [info(f"t{at}", (size,), "U8") for at, size in enumerate(sizes)]
-    parts = deal(infos, limit, "t")
+    parts = distribute_tensors(infos, limit, "t")
     assert [one for part in parts for one in part] == infos
     for part in parts:
         assert sum(one.nbytes for one in part) <= limit or len(part) == 1
     for part, after in pairwise(parts):
         assert sum(one.nbytes for one in part) + after[0].nbytes > limit
-    assert deal(infos, None, "t") == [infos]
+    assert distribute_tensors(infos, None, "t") == [infos]
     with pytest.raises(UsageError):
-        deal(infos, 0, "t")
+        distribute_tensors(infos, 0, "t")
 
 
 @pytest.mark.parametrize("name", ["every.apr", "carried.apr", "every.safetensors"])

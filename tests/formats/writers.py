@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.protocols import TensorInfo
-from aprfmt.formats import FORMATS, open_sink, written
-from aprfmt.formats.temporary import SUFFIX
+from aprfmt.formats import FORMATS, open_sink, writable_formats
+from aprfmt.formats.temporary_files import SUFFIX
 from tests.formats.publishing import BYSTANDER
 
 VERSIONS = (1, 2, 3)
@@ -169,7 +169,7 @@ def _npy(root: Path, version: int) -> None:
 
 
 def _html(root: Path, version: int) -> None:
-    from aprfmt.cli.html import write_page
+    from aprfmt.cli.html_page import write_page
 
     write_page(root / "page.html", f"<p>{version}</p>" * 1000, True)
 
@@ -189,8 +189,11 @@ def _model_beside(root: Path) -> None:
 WRITERS: Mapping[str, Writer] = {
     writer.name: writer
     for writer in (
-        *(Writer(name, _sink(name, shards=False)) for name in written(own=True)),
-        *(Writer(f"{name}-shards", _sink(name, shards=True)) for name in written(own=True)),
+        *(Writer(name, _sink(name, shards=False)) for name in writable_formats(own=True)),
+        *(
+            Writer(f"{name}-shards", _sink(name, shards=True))
+            for name in writable_formats(own=True)
+        ),
         Writer("hf", _convert({}), folder="model-hf"),
         Writer("hf-shards", _convert({"max_shard_size": 1500}), folder="model-hf"),
         Writer("trace", _save_trace),

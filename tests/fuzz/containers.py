@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import Source, Typed
-from aprfmt.base.text import escape
+from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import Source, TypedValue
+from aprfmt.base.text_escape import escape
 from aprfmt.errors import (
     AprfmtError,
     ConversionError,
@@ -20,15 +20,15 @@ from aprfmt.formats import shard_index
 from aprfmt.formats.apr import reader as apr_reader
 from aprfmt.formats.apr import writer as apr_writer
 from aprfmt.formats.apr.fields import header_fields as apr_fields
-from aprfmt.formats.apr.shards import manifest, parse_manifest
+from aprfmt.formats.apr.shards import make_manifest, parse_manifest
+from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.gguf import reader as gguf_reader
 from aprfmt.formats.gguf import writer as gguf_writer
 from aprfmt.formats.gguf.fields import header_fields as gguf_fields
-from aprfmt.formats.jsonio import loads
 from aprfmt.formats.safetensors import reader as safetensors_reader
 from aprfmt.formats.safetensors import writer as safetensors_writer
 from aprfmt.formats.safetensors.fields import header_fields as safetensors_fields
-from aprfmt.formats.shardset import MAX_INDEX
+from aprfmt.formats.shard_set import MAX_INDEX
 from tests.fuzz.contract import BrokenPromiseError, check_shown, same
 from tests.fuzz.memory import MemoryFiles
 
@@ -130,14 +130,18 @@ def gguf(data: bytes) -> None:
         for _ in gguf_fields(memoryview(data), str(path)):
             pass
         files = MemoryFiles()
-        metadata = {key: Typed(value, source.types[key]) for key, value in source.metadata.items()}
+        metadata = {
+            key: TypedValue(value, source.types[key]) for key, value in source.metadata.items()
+        }
         _copy(gguf_writer.open_sink(path, files=files.as_set), metadata, source)
     with gguf_reader.open_buffer(files.only, path) as copy:
         after = content(copy)
     for key in ("split.no", "split.count", "split.tensors.count"):  # become the copy's own
         before[0].pop(key, None)
     for name, (kind, shape, raw) in before[1].items():
-        if not encoding(kind).known and name in after[1]:  # its length is a guess: all up to the
+        if (
+            not find_encoding(kind).known and name in after[1]
+        ):  # its length is a guess: all up to the
             grown = after[1][name][2]  # next tensor, so padding counts as its own
             before[1][name] = (kind, shape, raw.ljust(len(grown), b"\0"))
     same(before, after, "a GGUF and its copy")
@@ -227,7 +231,7 @@ def index(data: bytes) -> None:
 
 def _safetensors_index(data: bytes, path: Path) -> list[Path]:
     weight_map, _ = shard_index.parse_index(data, path)
-    homes = shard_index.members(path, weight_map)
+    homes = shard_index.shard_paths(path, weight_map)
     again = shard_index.parse_index(data, path)[0]
     same(weight_map, again, "an index read twice")
     return list(homes.values())
@@ -235,7 +239,7 @@ def _safetensors_index(data: bytes, path: Path) -> list[Path]:
 
 def _apr_manifest(data: bytes, path: Path) -> list[Path]:
     members = parse_manifest(loads(data, str(path), max_bytes=MAX_INDEX), path)
-    written = manifest([(one.path.name, one.size, sorted(one.tensors)) for one in members])
+    written = make_manifest([(one.path.name, one.size, sorted(one.tensors)) for one in members])
     if all(one.path.parent == path.parent for one in members):  # ours names no subfolder
         same(parse_manifest(written, path), members, "a manifest and its copy")
     return [one.path for one in members]

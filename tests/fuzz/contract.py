@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aprfmt.base.text import escape
+from aprfmt.base.text_escape import escape
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer import template
 from tests.patience import PATIENCE

@@ -12,12 +12,12 @@ from typing import Any
 from zipfile import ZipFile
 
 from aprfmt.arch import find_arch
-from aprfmt.arch.hyper import read_hyper, write_hyper
+from aprfmt.arch.hyperparameters import read_hyper, write_hyper
 from aprfmt.arch.spec import Facts
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError, FormatError
+from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.gguf.reader import open_buffer as open_gguf
-from aprfmt.formats.jsonio import loads
 from aprfmt.formats.safetensors.reader import open_buffer as open_safetensors
 from aprfmt.inference.aprt import parse_aprt
 from aprfmt.inference.engines.npz import NpzFile, load_npz
@@ -169,9 +169,9 @@ def model(data: bytes) -> None:
 
 
 def resume(data: bytes) -> None:
-    from aprfmt.formats.resumed import parse_begun
+    from aprfmt.formats.resumable_output import parse_earlier_run
 
-    found = parse_begun(data, "folder/x.jsonl")
+    found = parse_earlier_run(data, "folder/x.jsonl")
     for temporary, final, _ in found.moves if found is not None else ():
         if "/" in temporary + final or final in ("", ".", ".."):
             raise BrokenPromiseError(f"{temporary!r}, {final!r} lead out of the folder")
@@ -182,7 +182,7 @@ def resume(data: bytes) -> None:
 
 
 def patch(data: bytes) -> None:
-    from aprfmt.formats.patched import parse_patch
+    from aprfmt.formats.in_place_patch import parse_patch
 
     found = parse_patch(data, "folder/.x.aprfmt-patch")
     if not isinstance(found.file, str) or any(offset < 0 for offset, _ in found.pieces):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import TensorInfo, Typed
+from aprfmt.base.protocols import TensorInfo, TypedValue
 from aprfmt.formats import open_sink
 from tests.conversion.folders import llama_folder
 
@@ -88,11 +88,11 @@ def gguf(path: Path, arch: str = "llama", damaged: bool = False) -> Path:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [*tokens()[:7], f"d{bad}"],
-        "tokenizer.ggml.token_type": Typed([1, 1, 1, 3, 1, 1, 1, 1], "array:int32"),
+        "tokenizer.ggml.token_type": TypedValue([1, 1, 1, 3, 1, 1, 1, 1], "array:int32"),
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.chat_template": TEMPLATE + bad,
         "aprfmt.hf_config": json.dumps({"model_type": arch, NASTY: NASTY}) + bad,
-        "split.count": Typed(0, "uint16"),
+        "split.count": TypedValue(0, "uint16"),
         "no.utf8": f"x{BYTES}",
         "no.utf8.list": [BYTES, "y"],
     }

@@ -136,10 +136,10 @@ def imatrix() -> list[bytes]:
 def trace() -> list[bytes]:
     """Return saved traces with and without values."""
     from aprfmt.inference.trace import SCHEMA
-    from aprfmt.tensors.stats import compute
+    from aprfmt.tensors.stats import compute_stats
     from tests.formats.safetensors_cases import entry, file
 
-    stats = compute(np.arange(4, dtype=np.float32)).to_json()
+    stats = compute_stats(np.arange(4, dtype=np.float32)).to_json()
     rows = [
         {
             "key": key,
@@ -244,7 +244,7 @@ def patch() -> list[bytes]:
 
 def journal() -> list[bytes]:
     from aprfmt.formats.journal import Journal
-    from aprfmt.formats.temporary import temporary_name
+    from aprfmt.formats.temporary_files import temporary_name
 
     made = Journal("x", [(temporary_name("m.gguf"), "m.gguf")], ["old.gguf"], {"old.gguf": "1:2:3"})
     planted = made.dumps().replace(b'"signature":"', b'"signature":"0')

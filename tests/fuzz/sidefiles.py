@@ -18,15 +18,15 @@ from typing import Any, cast
 import numpy as np
 
 from aprfmt.base.outcome import Check
-from aprfmt.base.text import escape
+from aprfmt.base.text_escape import escape
 from aprfmt.checks import validate_model
 from aprfmt.checks.gates import baseline as qa_baseline
 from aprfmt.checks.gates import baseline_file
 from aprfmt.checks.gates import golden as qa_golden
 from aprfmt.checks.records import Answer, Measure
 from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.formats.bounded_json import dumps, loads
 from aprfmt.formats.gguf.reader import open_buffer as open_gguf
-from aprfmt.formats.jsonio import dumps, loads
 from aprfmt.formats.safetensors.reader import open_buffer as open_safetensors
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import load_aprt
@@ -79,7 +79,7 @@ def golden(data: bytes) -> None:
 
 def baseline(data: bytes) -> None:
     """Read a baseline and compare a run with it."""
-    for check in qa_baseline.compare(baseline_file.parse(_value(data), PATH), _GATES):
+    for check in qa_baseline.compare_baseline(baseline_file.parse(_value(data), PATH), _GATES):
         _shown(check)
 
 
@@ -172,7 +172,7 @@ def companions(data: bytes) -> None:
 
 def carried(data: bytes) -> None:
     """Use a JSON object of metadata as a GGUF and an APR file of ours carry it, and convert it."""
-    from aprfmt.conversion.kept import config_text
+    from aprfmt.conversion.sidecar_files import config_text
     from aprfmt.model.carried_files import read_texts
     from tests.tokenizer.fake import fake
     from tests.tokenizer.test_hostile import JSON
@@ -279,7 +279,7 @@ def stages(data: bytes) -> None:
 
 
 def npy(data: bytes) -> None:
-    from aprfmt.cli.running import parse_npy
+    from aprfmt.cli.run_options import parse_npy
 
     with ExitStack():
         ids = parse_npy(memoryview(data), Path("ids.npy"))

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.gguf.reader import open_buffer
-from aprfmt.formats.jsonio import loads
 from aprfmt.inference.aprt import read_aprt
 from aprfmt.inference.engines.npz import NpzFile, load_npz
 from aprfmt.model import Model
@@ -197,7 +197,7 @@ def test_a_trace_that_finds_no_room_says_where(
 def test_rope_of_windowed_layers_is_read_as_it_was_written(kind: str, layers: str) -> None:
     """`Default` was taken for a scaling, and one of all layers was written as one of the full."""
     from aprfmt.arch import ARCHS
-    from aprfmt.arch.hyper import read_hyper, write_hyper
+    from aprfmt.arch.hyperparameters import read_hyper, write_hyper
     from aprfmt.arch.spec import Facts
 
     def objects(name: str, theta: float) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def test_rope_of_windowed_layers_is_read_as_it_was_written(kind: str, layers: st
 
 def test_a_base_of_windowed_layers_is_written_where_no_old_key_says_it() -> None:
     from aprfmt.arch import ARCHS
-    from aprfmt.arch.hyper import read_hyper, write_hyper
+    from aprfmt.arch.hyperparameters import read_hyper, write_hyper
     from aprfmt.arch.spec import Facts
 
     values: dict[str, Any] = {
@@ -289,7 +289,7 @@ def test_an_importance_matrix_may_say_anything_of_its_datasets() -> None:
 
 
 def test_a_scalar_has_no_heads_to_permute() -> None:
-    from aprfmt.arch.steps import RowsPermuted
+    from aprfmt.arch.layout_steps import RowsPermuted
     from aprfmt.errors import ArchError
 
     step = RowsPermuted("n_heads")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aprfmt.checks.gates import baseline_file, golden
-from aprfmt.cli.running import parse_npy
+from aprfmt.cli.run_options import parse_npy
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import llama_text
 from aprfmt.inference.engines.llama_text import is_eval_text, load_eval_text

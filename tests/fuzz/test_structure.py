@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import event, given, settings
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.errors import AprfmtError
-from aprfmt.formats import FORMATS, written
+from aprfmt.formats import FORMATS, writable_formats
 from tests.fuzz import containers
 from tests.fuzz.contract import judge
 from tests.fuzz.mutation import Field, damaged
 from tests.fuzz.targets import TARGETS
 
-EVERY = pytest.mark.parametrize("name", written(own=True))
+EVERY = pytest.mark.parametrize("name", writable_formats(own=True))
 
 
 def valid(name: str) -> list[bytes]:
@@ -84,4 +84,4 @@ def _content(name: str, data: bytes) -> dict[str, object]:
     reader = import_module(f"aprfmt.formats.{name}.reader")
     with reader.open_buffer(data, Path("x")) as source:
         tensors = containers.content(source)[1]
-    return {key: row for key, row in tensors.items() if encoding(row[0]).known}
+    return {key: row for key, row in tensors.items() if find_encoding(row[0]).known}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aprfmt.arch.values import MAX_SIZE
+from aprfmt.arch.value_checks import MAX_SIZE
 from aprfmt.errors import FormatError
 from aprfmt.inference.parity import bundle
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import aprfmt
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.inference.draft import DraftSession
 from aprfmt.inference.session import Session
@@ -228,11 +228,11 @@ def _as_gguf(folder: Path, name: str, tmp_path: Path) -> Path:
     arch = meta["general.architecture"]
     meta[f"{arch}.block_count"] = count + 1
     typed = {
-        key: Typed(value, types[key])
+        key: TypedValue(value, types[key])
         for key, value in meta.items()
         if key.startswith("aprfmt.hyper.") or not key.startswith("aprfmt.")
     }
-    typed[f"{arch}.nextn_predict_layers"] = Typed(1, "uint32")
+    typed[f"{arch}.nextn_predict_layers"] = TypedValue(1, "uint32")
     write(tmp_path / "model.gguf", typed, tensors)
     return tmp_path / "model.gguf"
 

@@ -200,7 +200,7 @@ def test_a_third_partys_engine_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None
     from importlib import metadata
 
     point = metadata.EntryPoint("halves", "tests.inference.crooked:halved", "aprfmt.engines")
-    monkeypatch.setattr(registry, "points", lambda kind: [point])
+    monkeypatch.setattr(registry, "installed_entry_points", lambda kind: [point])
     monkeypatch.setattr(ENGINES, "_third_party_read", False)
     monkeypatch.setattr(ENGINES, "_rows", dict(ENGINES._rows))
     with ran("llama", "halves") as (_, trace):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.hyper import losses, read_hyper
+from aprfmt.arch.hyperparameters import expected_losses, read_hyper
 from aprfmt.arch.spec import Facts
 from aprfmt.errors import ArchError
 from aprfmt.inference.session import Session
@@ -115,7 +115,7 @@ def test_a_gguf_that_rotates_a_part_is_a_loss_in_config_json() -> None:
         facts = Facts("gguf", keys | {"llama.rope.dimension_count": dim}, {}, "llama")
         hp, _ = read_hyper(ARCHS["llama"], facts, "m.gguf")
         assert hp["rope_dim"] == dim
-        assert [loss.name for loss in losses(ARCHS["llama"], hp, "hf")] == lost
+        assert [loss.name for loss in expected_losses(ARCHS["llama"], hp, "hf")] == lost
 
 
 def test_gemma3s_scores_are_not_capped(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.checks.gates.forward import judged
-from aprfmt.checks.gates.golden import Text
-from aprfmt.cli.parity_show import worst
+from aprfmt.checks.gates.forward import judge_loss
+from aprfmt.checks.gates.golden import GoldenText
+from aprfmt.cli.parity.output import worst_points
 from aprfmt.inference.batch import _aligned
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.backend import DryBackend
@@ -57,7 +57,9 @@ def test_why_a_sample_has_no_loss_token() -> None:
 @pytest.mark.parametrize("off", [0.0, 0.25, 0.25000001])
 def test_a_stated_loss_may_be_as_far_off_as_is_allowed(off: float) -> None:
     found = MeanLoss(2.0, 10, 100, 1)
-    checks = judged(Text("t", "x", nats=2.0 + off), found, (3.0, 2.0, 3.0), "trained", 0.25)
+    checks = judge_loss(
+        GoldenText("t", "x", nats=2.0 + off), found, (3.0, 2.0, 3.0), "trained", 0.25
+    )
     (one,) = [each for each in checks if each.name == "loss-as-stated"]
     assert one.outcome == ("PASS" if off <= 0.25 else "FAIL")
     assert math.isclose(found.uniform, math.log(100))
@@ -83,7 +85,7 @@ def test_all_points_beyond_are_shown_up_to_a_screenful_and_the_worst_of_each_kin
     points = [PointDiff(f"L{i}.q", 0.1 * i, 0.0, None, 1.0, True) for i in range(30)]
     points += [PointDiff(f"L{i}.k", 0.1 * i, 0.0, None, 1.0, False) for i in range(3)]
     points += [PointDiff("L0.v", None, None, None, 1.0, False, why="absent")]
-    shown = [point.key for point in worst(points)]
+    shown = [point.key for point in worst_points(points)]
     assert shown == [*(f"L{i}.q" for i in range(20)), "L29.q", "L2.k", "L0.v"]
 
 

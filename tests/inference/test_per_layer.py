@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.arch.gemma3n import GEMMA3N, kv_sources, std_multiplier
-from aprfmt.arch.hyper import read_hyper, write_hyper
+from aprfmt.arch.hyperparameters import read_hyper, write_hyper
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.values import single
+from aprfmt.arch.value_checks import nearest_float32
 from aprfmt.errors import ArchError
 from aprfmt.inference.forward import Carried, Span, forward
 from aprfmt.inference.layer_heads import kv_source
@@ -117,6 +117,6 @@ def test_shares_come_back_from_their_standard_deviations(thousandths: list[int])
     )  # fmt: skip
     written = write_hyper(GEMMA3N, hp, "gguf")
     listed = written["gemma3n.activation_sparsity_scale"]
-    assert listed == [single(std_multiplier(share)) for share in shares]
+    assert listed == [nearest_float32(std_multiplier(share)) for share in shares]
     back, _ = read_hyper(GEMMA3N, Facts("gguf", written, {}, "gemma3n"), "x.gguf")
     np.testing.assert_array_equal(back["ffn_sparsity"], shares)

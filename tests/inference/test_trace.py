@@ -23,7 +23,7 @@ from aprfmt.inference.trace_file import HEADER, Spool, load_trace, save_trace
 from aprfmt.inference.weights import model_weights
 from aprfmt.model import open_model
 from aprfmt.tensors.digest import decoded_sha256
-from aprfmt.tensors.stats import compute
+from aprfmt.tensors.stats import compute_stats
 from tests.inference.judge import backend, judged, traced64
 from tests.models import IDS
 
@@ -43,7 +43,7 @@ def test_records_carry_shape_positions_statistics_and_hash() -> None:
     assert values is not None
     assert record.shape == values.shape == (29, 4, 12) and record.count == 29 * 48
     assert record.positions == tuple(range(29))
-    assert record.stats == compute(values)
+    assert record.stats == compute_stats(values)
     assert record.sha256 == decoded_sha256(values)
     assert (record.dtype, record.device, record.form) == ("float32", "cpu", "stepped")
     assert trace.records["L1.scores"].shape == (4, 29, 29)
@@ -86,7 +86,7 @@ def test_the_qkv_slot_joins_its_parts_and_is_absent_without_one() -> None:
     joined = np.concatenate([part.reshape(len(IDS), -1) for part in parts if part is not None], -1)
     slot = trace.slot("qkv", 2)
     assert slot is not None and slot.count == joined.size
-    assert slot.std == pytest.approx(compute(joined).std, rel=1e-9)
+    assert slot.std == pytest.approx(compute_stats(joined).std, rel=1e-9)
     before = trace.slot("qkv_nobias", 2)
     assert before is not None and before.std != slot.std
     assert trace_of("qwen2", ["L2.q"]).slot("qkv", 2) is None

@@ -13,7 +13,7 @@ from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
-from aprfmt.tensors.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute_stats
 from tests.inference.judge import judged
 from tests.models import IDS
 
@@ -31,7 +31,7 @@ class Late:
         pass
 
     def read(self) -> list[Stats]:
-        return [compute(x) for x in self.values]
+        return [compute_stats(x) for x in self.values]
 
 
 class LateBackend(NumpyBackend):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.base.protocols import Orders, TensorInfo
+from aprfmt.base.protocols import OrderedSink, TensorInfo
 from aprfmt.formats import open_sink
 from aprfmt.model import open_model
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
@@ -85,7 +85,7 @@ def _rewritten(
             for name, (kind, shape, data) in tensors.items()
         ]
         with open_sink(new, source.format) as sink:
-            infos = sink.order(infos) if isinstance(sink, Orders) else infos
+            infos = sink.order(infos) if isinstance(sink, OrderedSink) else infos
             sink.plan({**model.typed, **keys}, infos)
             for name in (info.name for info in infos):
                 stored = source.tensors.get(name)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.keys import ROWS
+from aprfmt.arch.other_keys import ROWS
 from aprfmt.conversion import convert
 from aprfmt.model import open_model
 from aprfmt.model.ledger import ledger

@@ -23,8 +23,8 @@ WEIGHTS: tuple[tuple[str, float], ...] = (
     ("torch_products", 0), ("torch_weights", 0), ("torch_graphs", 0), ("graph_maker", 0),
     ("cublas", 0),
     # Words and pages: their tests are of what they say, not of every space.
-    ("causes", 0), ("points_page", 0.2), ("arch/page", 0.2), ("render", 0.2), ("image", 0.2),
-    ("diff_html", 0.2), ("trace_html", 0.2), ("parity_html", 0.2), ("diagnose_html", 0.2),
+    ("causes", 0), ("points_page", 0.2), ("arch/docs_page", 0.2), ("render", 0.2), ("image", 0.2),
+    ("trace/page", 0.2), ("parity/page", 0.2),
     ("html", 0.2), ("doctor", 0.5), ("cli", 1), ("testing", 1), ("schemas", 1),
     # A wrong answer here is believed.
     ("formats", 4), ("codecs", 4), ("conversion", 5), ("compare", 5), ("diagnosis", 4),

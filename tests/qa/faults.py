@@ -144,7 +144,7 @@ def padded(folder: Path) -> None:
 
 def empty_rows(found: Tensors) -> None:
     """A third of the vocabulary was never filled, and no probe asks for it."""
-    from aprfmt.checks.gates.subject import PROBE_TOKENS
+    from aprfmt.checks.gates.model_under_test import PROBE_TOKENS
 
     table = found["model.embed_tokens.weight"]
     asked = {1 + i * 7919 % (len(table) - 1) for i in range(PROBE_TOKENS)}
@@ -286,7 +286,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a cache never emptied", fails("state-isolation", "golden-output"),
           patch=patched("aprfmt.inference.kv_cache:KVCache.truncate", forgetful)),
     Fault("a bit flipped in converting", fails("format-parity"),
-          patch=patched("aprfmt.conversion.run:chunks", flipped_byte)),
+          patch=patched("aprfmt.conversion.scheduling:output_chunks", flipped_byte)),
     Fault("another eps on one device", fails("device-parity"), options={"also": "torch"},
           patch=patched("aprfmt.inference.backends.torch_backend:TorchBackend.rms_norm",
                         other_eps)),

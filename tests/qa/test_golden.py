@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import aprfmt as package
 from aprfmt.checks.gates import running as qa
-from aprfmt.checks.gates.generation import FORMS, Generated, faulty_side, judged, python_fault
-from aprfmt.checks.gates.gibberish import _loops, signals
-from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, Prompt, read
+from aprfmt.checks.gates.generation import FORMS, Generated, faulty_side, judge_answer, python_fault
+from aprfmt.checks.gates.gibberish import _loops, gibberish_signals
+from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, GoldenPrompt, read_golden
 from aprfmt.errors import FormatError
 from aprfmt.inference.session import Session
 from tests.cli.run import aprfmt
@@ -46,17 +46,17 @@ GIBBERISH = {
 
 @pytest.mark.parametrize("text", ORDINARY)
 def test_ordinary_text_has_no_signal(text: str) -> None:
-    assert signals(text, "an English prompt") == []
+    assert gibberish_signals(text, "an English prompt") == []
 
 
 @pytest.mark.parametrize("signal", GIBBERISH)
 def test_each_signal_marks_its_kind_of_gibberish(signal: str) -> None:
-    found = signals(GIBBERISH[signal], "an English prompt")
+    found = gibberish_signals(GIBBERISH[signal], "an English prompt")
     assert [sentence for sentence in found if signal in sentence], found
 
 
 def test_another_script_is_no_gibberish_where_the_prompt_has_it() -> None:
-    assert signals("это совсем не по-английски, нет", "Как тебя зовут?") == []
+    assert gibberish_signals("это совсем не по-английски, нет", "Как тебя зовут?") == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_another_script_is_no_gibberish_where_the_prompt_has_it() -> None:
     ],
 )
 def test_a_fragment_is_4_to_16_bytes_three_times(text: str, wrong: bool) -> None:
-    assert bool(signals(text)) == wrong
+    assert bool(gibberish_signals(text)) == wrong
 
 
 LINE = "le Grand Croix de la Cité, "  # 28 bytes
@@ -89,8 +89,8 @@ LINE = "le Grand Croix de la Cité, "  # 28 bytes
     ],
 )
 def test_a_long_fragment_is_up_to_a_quarter_of_the_answer(text: str, wrong: bool) -> None:
-    assert [each for each in signals(text) if "in a row" in each] == [] or wrong
-    assert bool([each for each in signals(text) if "in a row" in each]) == wrong
+    assert [each for each in gibberish_signals(text) if "in a row" in each] == [] or wrong
+    assert bool([each for each in gibberish_signals(text) if "in a row" in each]) == wrong
 
 
 def spelled(ids: Sequence[int]) -> str:
@@ -113,8 +113,11 @@ def spelled(ids: Sequence[int]) -> str:
 )
 def test_a_loop_of_tokens_is_up_to_a_quarter_of_them(ids: list[int], wrong: bool) -> None:
     """Tokens without a text of their own, as skipped special ones, show in no fragment."""
-    assert signals("", "", ids, spelled=lambda row: "".join(f"<{i}>" for i in row)) or not wrong
-    assert bool(signals("", "", ids, spelled)) == wrong
+    assert (
+        gibberish_signals("", "", ids, spelled=lambda row: "".join(f"<{i}>" for i in row))
+        or not wrong
+    )
+    assert bool(gibberish_signals("", "", ids, spelled)) == wrong
 
 
 @given(
@@ -150,7 +153,7 @@ class Endless:
 
 
 def test_without_stop_tokens_an_end_is_not_asked() -> None:
-    rows = judged(Prompt("a", "Hello"), answered([1, 2], "Four", None), Endless())  # type: ignore[arg-type]
+    rows = judge_answer(GoldenPrompt("a", "Hello"), answered([1, 2], "Four", None), Endless())  # type: ignore[arg-type]
     said = {one.name: (one.outcome, one.found) for one in rows}
     assert said["a-end"] == ("NOT_RUN", "the model names no stop token")
 
@@ -165,10 +168,12 @@ def test_an_end_is_a_stop_token_and_nothing_else(demo_model: Path) -> None:
         tokenizer = model.tokenizer
         stop = min(tokenizer.stop_ids)
         ids = tokenizer.encode("Four, he said.")
-        ended = judged(
-            Prompt("a", "Hello"), answered([*ids, stop], "Four, he said.", stop), tokenizer
+        ended = judge_answer(
+            GoldenPrompt("a", "Hello"), answered([*ids, stop], "Four, he said.", stop), tokenizer
         )
-        cut = judged(Prompt("a", "Hello"), answered(ids, "Four, he said.", None), tokenizer)
+        cut = judge_answer(
+            GoldenPrompt("a", "Hello"), answered(ids, "Four, he said.", None), tokenizer
+        )
     rows = {one.name: one for one in ended}
     assert rows["a-end"].outcome == "PASS"
     assert rows["a-end"].found.startswith(f"stop token {stop} ")
@@ -289,7 +294,7 @@ def test_a_wrong_golden_file_is_an_error_with_its_place(
 ) -> None:
     path = written(tmp_path / "golden.json", **rows)
     with pytest.raises(FormatError, match=fragment):
-        read(path)
+        read_golden(path)
     done = aprfmt("qa", demo_model, "--golden", path)
     assert done.code == 2 and str(path) in done.err
 
@@ -379,7 +384,7 @@ def test_without_a_golden_file_nothing_is_expected_but_sense() -> None:
 def test_a_template_is_judged_only_where_a_chat_states_its_text(
     messages: Any, prompt: str | None, named: list[str]
 ) -> None:
-    asked = Prompt("p", messages=messages, prompt=prompt)
+    asked = GoldenPrompt("p", messages=messages, prompt=prompt)
     answer = Generated("other text", (1, 2), (3,), "Paris", None)
-    names = [each.name for each in judged(asked, answer, Endless())]  # type: ignore[arg-type]
+    names = [each.name for each in judge_answer(asked, answer, Endless())]  # type: ignore[arg-type]
     assert [name for name in names if name.endswith("-template")] == named

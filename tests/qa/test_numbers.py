@@ -1,7 +1,7 @@
 """The numbers of docs/notes/requirements.md, computed again by the code that has to get them right.
 
 Seen red: BF16 decoded as F16, an eps that is not passed on, a deviation divided by n - 1 in
-`merge`, rows of other tokens compared, a spike called a defect.
+`merge_stats`, rows of other tokens compared, a spike called a defect.
 """
 
 import inspect
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.base.encodings import encoding
-from aprfmt.cli.trace_show import observations
+from aprfmt.base.encodings import find_encoding
+from aprfmt.cli.trace.output import describe_spikes
 from aprfmt.codecs import decode, encode
 from aprfmt.errors import AprfmtError, TensorNotFoundError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.trace import Kept, Positions
 from aprfmt.measure.traces import compare_traces
 from aprfmt.model import open_model
-from aprfmt.tensors.stats import Stats, merge
+from aprfmt.tensors.stats import Stats, merge_stats
 from tests.conftest import not_run
 
 # model.norm.weight and layers.0 q_proj.bias of Qwen2.5-0.5B: as they are, and their BF16 bits
@@ -116,14 +116,14 @@ def test_no_operation_has_a_default_for_a_hyperparameter(name: str) -> None:
 
 def test_bytes_of_a_published_layer() -> None:
     """layer 3 of Qwen2.5-7B: 18944 x 3584 in Q4_K are 38,191,104 bytes."""
-    row_bytes = encoding("Q4_K").row_bytes((18944, 3584))
+    row_bytes = find_encoding("Q4_K").row_bytes((18944, 3584))
     assert row_bytes is not None and row_bytes * 18944 == 38_191_104
 
 
 def test_joined_statistics_follow_from_the_parts() -> None:
     """The fused q, k, v bias: mean 0.2718, deviation 10.2434 from the three published pairs."""
     parts = ((3584, 0.127345, 3.258061), (512, 1.549082, 29.464621), (512, 0.005926, 0.186556))
-    joined = merge(
+    joined = merge_stats(
         Stats(count, mean, std, -1, 1, 1, 1, nan=0, inf=0, zeros=0) for count, mean, std in parts
     )
     assert joined.mean is not None and joined.std is not None and joined.count == 4608
@@ -159,7 +159,7 @@ def test_a_spike_is_an_observation_and_no_verdict() -> None:
         {"points": ["ffn_mul"], "layer": layer, "stats": {"std": std}}
         for layer, std in sorted(stds.items())
     ]
-    said = observations(rows)
+    said = describe_spikes(rows)
     assert stds[3] / stds[2] == pytest.approx(17.2, abs=0.05)
     assert [line.split()[0] for line in said] == ["L3", "L26", "L27"]
     assert all("ffn_mul" in line and "no verdict" in line for line in said)

@@ -13,7 +13,7 @@ import pytest
 
 from aprfmt.base.outcome import Check
 from aprfmt.checks.gates import running as qa
-from aprfmt.checks.gates.baseline import compare
+from aprfmt.checks.gates.baseline import compare_baseline
 from aprfmt.checks.gates.baseline_file import read, to_json
 from aprfmt.checks.records import Answer, Measure, QaReport
 from aprfmt.errors import FormatError, OutputError, UsageError
@@ -55,7 +55,7 @@ def test_an_error_in_a_gate_is_a_failure(
     def broken(subject: Any) -> Any:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(structure, "metadata", broken)
+    monkeypatch.setattr(structure, "check_metadata", broken)
     report = qa.run(demo_model, only=("metadata", "tensor-contract"), golden=golden)
     assert report.gate("metadata").outcome == "FAIL" and report.exit_code == 1
     assert "RuntimeError: out of luck" in report.gate("metadata").failed[0].found
@@ -187,7 +187,7 @@ def test_a_baseline_misses_what_is_gone_and_tolerates_what_it_says() -> None:
     before = to_json(QaReport("m", (gate("a", "PASS", x=1.0, y=math.nan),), choose()))["gates"]
 
     def failing(*now: Answer) -> set[str]:
-        checks: list[Check] = list(compare(before, now))
+        checks: list[Check] = list(compare_baseline(before, now))
         return {each.name for each in checks if each.outcome == "FAIL"}
 
     assert failing(gate("a", "PASS", x=1.09, y=math.nan)) == set()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.checks.gates.golden import read
+from aprfmt.checks.gates.golden import read_golden
 from aprfmt.checks.table import gates
 from aprfmt.cli.commands import COMMANDS
 from tests import requirements
@@ -75,7 +75,7 @@ def test_the_example_of_a_golden_file_is_one(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "reference" / "gates.md").read_text()
     path = tmp_path / "golden.json"
     path.write_text(page.partition("```json\n")[2].partition("```")[0])
-    found = read(path)
+    found = read_golden(path)
     assert [prompt.form for prompt in found.prompts] == ["chat", "direct", "direct"]
     assert found.prompts[1].defines == ("fib",) and found.texts[0].nats == 3.21
 

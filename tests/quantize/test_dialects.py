@@ -335,7 +335,7 @@ def test_few_matrices_that_do_not_fit_are_counted_in_a_warning(tmp_path: Path) -
 
 @pytest.mark.parametrize("scheme", DIALECTS)
 def test_what_is_written_says_how_it_was_rounded(scheme: str, source: Path, tmp_path: Path) -> None:
-    from aprfmt.conversion.quantized import NEAREST
+    from aprfmt.conversion.quantize_options import NEAREST
 
     aprfmt.convert(source, tmp_path / "q", to="safetensors", quantize=scheme)
     with aprfmt.open(tmp_path / "q") as model:

@@ -12,15 +12,15 @@ from aprfmt.base.encoding_names import (
     TYPE_ALIASES,
     encoding_name,
     find_name,
-    fold,
+    fold_name,
     nearest_names,
-    not_offered,
+    unknown_name_message,
 )
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import writable
 from aprfmt.conversion.options import Options
 from aprfmt.inference.device import DTYPES, dtype_name, parse_run
-from aprfmt.quantizing.mixture import SCHEMES, offered, scheme_of, type_name
+from aprfmt.quantizing.mixture import SCHEMES, offered_schemes, scheme_of, type_name
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
 
@@ -32,9 +32,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spellings(name: str) -> list[str]:
     return [
-        name, name.lower(), name.title(), name.replace("_", "-"), name.replace("-", "_").lower(),
-        f" {name} ", *([] if fold(name) == "q8kr8" else [name.replace("_", "").replace("-", "")]),
-    ]  # fmt: skip
+        name,
+        name.lower(),
+        name.title(),
+        name.replace("_", "-"),
+        name.replace("-", "_").lower(),
+        f" {name} ",
+        *([] if fold_name(name) == "q8kr8" else [name.replace("_", "").replace("-", "")]),
+    ]
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -49,15 +54,15 @@ def test_a_type_is_taken_in_any_case(name: str) -> None:
 
 def test_no_two_names_are_one_when_folded() -> None:
     """Only ik_llama.cpp has two types that differ by a separator; that one is then needed."""
-    for names, alike in ((list(ENCODINGS), 1), ([*SCHEMES, *offered()], 0)):
-        assert len({fold(name) for name in names}) == len(names) - alike
+    for names, alike in ((list(ENCODINGS), 1), ([*SCHEMES, *offered_schemes()], 0)):
+        assert len({fold_name(name) for name in names}) == len(names) - alike
     assert find_name("q8-kr8", ENCODINGS) == "Q8_KR8" and find_name("q8kr8", ENCODINGS) is None
 
 
 def test_an_alias_is_no_other_name_and_means_one_that_exists() -> None:
-    assert all(fold(alias) == alias for alias in (*ALIASES, *TYPE_ALIASES))
-    assert not set(ALIASES) & {fold(name) for name in ENCODINGS}
-    assert not set(TYPE_ALIASES) & {fold(name) for name in SCHEMES}
+    assert all(fold_name(alias) == alias for alias in (*ALIASES, *TYPE_ALIASES))
+    assert not set(ALIASES) & {fold_name(name) for name in ENCODINGS}
+    assert not set(TYPE_ALIASES) & {fold_name(name) for name in SCHEMES}
     assert set(ALIASES.values()) <= set(ENCODINGS) and set(TYPE_ALIASES.values()) <= set(SCHEMES)
 
 
@@ -87,7 +92,7 @@ def test_every_type_of_llama_cpp_is_taken_or_said_not_to_be_offered(name: str) -
     for spelled in (name, name.lower(), f"MOSTLY_{name}"):
         if type_name(spelled) in SCHEMES:
             continue
-        says = not_offered(spelled, SCHEMES)
+        says = unknown_name_message(spelled, SCHEMES)
         assert "a type of llama-quantize, not offered here" in says
         assert len(says.rpartition("near names: ")[2].split(", ")) == 3
 

@@ -13,7 +13,7 @@ import pytest
 import aprfmt
 from aprfmt.errors import ConversionError, FormatError, UsageError
 from aprfmt.quantizing.imatrix import read_imatrix
-from aprfmt.quantizing.rows import encode_rows
+from aprfmt.quantizing.row_encoding import encode_rows
 from tests.codecs.data import libgguf_blocks, libgguf_mode
 from tests.conversion.folders import llama_folder
 

@@ -6,9 +6,9 @@ import pytest
 
 import aprfmt
 from aprfmt.conversion import Options
-from aprfmt.conversion.quantized import mixture_of
+from aprfmt.conversion.quantize_options import model_mixture
 from aprfmt.errors import UsageError
-from aprfmt.quantizing.mixture import FALLBACK, SCHEMES, Mixture, fitting, leading
+from aprfmt.quantizing.mixture import FALLBACK, SCHEMES, Mixture, deciding_name, fitting_encoding
 
 # Llama-3-8B: rows, columns of the GGUF tensors of a layer.
 LAYER = {
@@ -110,7 +110,7 @@ def test_files_that_llama_cpp_made(name: str, request: pytest.FixtureRequest) ->
     by_type = {number: scheme for scheme, number in FILE_TYPES.items()}
     with aprfmt.open(path) as model:
         scheme = by_type[model.metadata["general.file_type"]]
-        mixture = mixture_of(model, Options(quantize=scheme), False)
+        mixture = model_mixture(model, Options(quantize=scheme), False)
         for tensor in model.values():
             found = mixture.choose(tensor.name, tensor.shape, "F32") or "F32"
             assert found == tensor.encoding, tensor.name
@@ -195,9 +195,9 @@ def test_what_does_not_fit_becomes_what_llama_cpp_makes_of_it() -> None:
 
 @pytest.mark.parametrize("wanted", FALLBACK)
 def test_columns_that_do_not_fit(wanted: str) -> None:
-    assert fitting(wanted, 512) == wanted
-    assert fitting(wanted, 96) == FALLBACK[wanted]
-    assert fitting(wanted, 40) == "F16"
+    assert fitting_encoding(wanted, 512) == wanted
+    assert fitting_encoding(wanted, 96) == FALLBACK[wanted]
+    assert fitting_encoding(wanted, 40) == "F16"
 
 
 @pytest.mark.parametrize("name", [
@@ -238,8 +238,8 @@ def test_integers_stay_integers() -> None:
 
 def test_a_fused_qkv_counts_as_the_value() -> None:
     names = ("model.layers.0.qkv_proj.weight", "L0.attn_q.weight", "L0.attn_v.weight")
-    assert leading(names) == "L0.attn_v.weight"
-    assert leading(("blk.3.attn_qkv.weight", *names)) == "blk.3.attn_qkv.weight"
+    assert deciding_name(names) == "L0.attn_v.weight"
+    assert deciding_name(("blk.3.attn_qkv.weight", *names)) == "blk.3.attn_qkv.weight"
     mixture = Mixture("Q4_K_M", ["blk.0.attn_qkv.weight"], n_layers=1)
     assert mixture.choose("blk.0.attn_qkv.weight", (512, 512), "F16") == "Q6_K"
 

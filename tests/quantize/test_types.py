@@ -10,7 +10,7 @@ import pytest
 import aprfmt
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.quantizing.mixture import QUANTIZER_VERSION, SCHEMES
-from aprfmt.quantizing.rows import encode_rows
+from aprfmt.quantizing.row_encoding import encode_rows
 from tests.codecs.data import libgguf_blocks, libgguf_mode
 from tests.conversion.folders import float_bytes, llama_folder
 

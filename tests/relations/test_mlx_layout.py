@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.bind import bind, logical_shapes
+from aprfmt.arch.binding import bind_names, logical_shapes
 from aprfmt.arch.mlx_layout import more_bindings
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
@@ -215,7 +215,7 @@ def test_every_architecture_with_experts_knows_them_stacked(arch: str) -> None:
     wanted = {rule.role for rule in spec.tensors if re.search(r"_exps\.(weight|bias)$", rule.role)}
     assert {role for row in stacked for role in row.roles} == wanted
     names = {row.roles[0]: row.stored[0].replace("{L}", "0") for row in stacked}
-    bound = bind(spec, "hf", names.values())
+    bound = bind_names(spec, "hf", names.values())
     assert {key.removeprefix("L0.") for group in bound.groups for key in group.roles} == wanted
     for group in bound.groups:
         assert logical_shapes(group.binding, [(3, 5, 7)], {}) == [(3, 5, 7)]

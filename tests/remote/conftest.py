@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from aprfmt.remote import client, file, http, sites
-from aprfmt.remote.guard import POLICY
+from aprfmt.remote import client, http, remote_file, sites
+from aprfmt.remote.address_policy import POLICY
 from aprfmt.remote.traffic import TRAFFIC
 from tests.cli.run import aprfmt as command
 from tests.patience import PATIENCE
@@ -62,8 +62,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def forget() -> None:
     """Make the process as a new one is."""
     client.CLIENT.close()
-    file.forget()
-    sites.forget()
+    remote_file.forget_files()
+    sites.forget_sites()
     for kept in (http._FOLDERS, http._QUERIES, http._PASSWORDS):
         kept.clear()
     TRAFFIC.reset()

@@ -141,9 +141,9 @@ def test_which_variable_counts_is_what_pythons_library_says(
             for host in ("a.example", "b.example", "x.b.example", "xb.example", "c.example", "::1"):
                 named = scheme in known or "all" in known
                 passed = urllib.request.proxy_bypass_environment(host)  # type: ignore[attr-defined]
-                assert len(list(proxies.unused(scheme, host))) == (named and not passed)
+                assert len(list(proxies.unused_proxies(scheme, host))) == (named and not passed)
     monkeypatch.setenv("NO_PROXY", "*")
-    assert not list(proxies.unused(scheme, "a.example"))
+    assert not list(proxies.unused_proxies(scheme, "a.example"))
 
 
 def test_an_address_of_a_host_that_is_none_never_reaches_a_resolver() -> None:

@@ -8,8 +8,8 @@ import pytest
 import aprfmt
 from aprfmt.errors import RemoteError, UnsupportedError
 from aprfmt.remote import client
-from aprfmt.remote.file import RemoteFile
-from aprfmt.remote.paths import RemotePath, place
+from aprfmt.remote.paths import RemotePath, parse_location
+from aprfmt.remote.remote_file import RemoteFile
 from aprfmt.remote.traffic import TRAFFIC
 from tests.cli.run import aprfmt as command
 from tests.remote.server import RangeServer
@@ -110,7 +110,7 @@ def test_a_missing_file_and_an_empty_one_are_told_apart(server: RangeServer) -> 
 def test_a_local_file_is_asked_for_where_only_that_will_do(server: RangeServer) -> None:
     server.files["/x.gguf"] = b"GGUF"
     with pytest.raises(UnsupportedError, match="needs a file on this machine"):
-        place(f"{server.url}/x.gguf").read_bytes()
+        parse_location(f"{server.url}/x.gguf").read_bytes()
 
 
 # --- redirects and schemes ----------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_a_redirect_that_must_not_be_followed(
     server: RangeServer, monkeypatch: pytest.MonkeyPatch, to: str, said: str
 ) -> None:
     monkeypatch.setattr(client, "CLIENT", connecting(server, PUBLIC))
-    monkeypatch.setattr("aprfmt.remote.guard.POLICY.plain_http", True)
+    monkeypatch.setattr("aprfmt.remote.address_policy.POLICY.plain_http", True)
     server.moved["/x"] = to
     server.files["/y"] = b"GGUF" + bytes(64)
     with pytest.raises(RemoteError, match=said):

@@ -9,7 +9,7 @@ import pytest
 
 import aprfmt
 from aprfmt.errors import RemoteError, UsageError
-from aprfmt.remote.paths import place
+from aprfmt.remote.paths import parse_location
 from tests.cli.run import aprfmt as command
 from tests.remote.conftest import forget
 
@@ -61,8 +61,8 @@ def test_a_folder_of_a_bucket_is_the_folder(
 
 def test_an_object_that_changes_is_an_error(bucket: Any) -> None:
     bucket.put_object(Bucket="models", Key="x.bin", Body=bytes(1 << 20))
-    path = place("s3://models/x.bin")
-    from aprfmt.formats.mapped import open_bytes
+    path = parse_location("s3://models/x.bin")
+    from aprfmt.formats.mapped_file import open_bytes
 
     source = open_bytes(path)
     assert bytes(source.view[1 << 19 : (1 << 19) + 4]) == bytes(4)
@@ -91,7 +91,7 @@ def test_an_object_or_a_bucket_that_is_not_there(bucket: Any) -> None:
 @pytest.mark.parametrize("address", ["s3://", "gs:///x", "az://../x", "s3://-/x"])
 def test_an_address_without_a_bucket(address: str) -> None:
     with pytest.raises(UsageError):
-        place(address)
+        parse_location(address)
 
 
 def test_buckets_without_the_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,4 +124,4 @@ def test_a_scheme_that_nobody_knows() -> None:
 
 
 def test_a_file_address_is_a_path(demo_model: Path) -> None:
-    assert place(f"file://{demo_model}") == demo_model
+    assert parse_location(f"file://{demo_model}") == demo_model

@@ -14,8 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.errors import RemoteError
-from aprfmt.remote import guard
-from aprfmt.remote.guard import Reach, is_loopback, is_public, judge, reach, target
+from aprfmt.remote import address_policy
+from aprfmt.remote.address_policy import (
+    Reach,
+    address_reach,
+    check_connection,
+    is_loopback,
+    is_public,
+    parse_target,
+)
 
 PUBLIC = (
     "1.1.1.1", "8.8.8.8", "93.184.216.34", "100.63.255.255", "100.128.0.1", "172.15.0.1",
@@ -46,7 +53,7 @@ METADATA = (
     *((each, Reach.HERE) for each in HERE), *((each, Reach.METADATA) for each in METADATA),
 ])  # fmt: skip
 def test_from_where_an_address_is_reached(address: str, expected: Reach) -> None:
-    assert reach(address) == expected
+    assert address_reach(address) == expected
     assert expected == Reach.METADATA or is_public(address) == (expected == Reach.PUBLIC)
 
 
@@ -61,7 +68,7 @@ def test_what_the_registries_call_private_is_not_public(
         return  # its IPv4 address decides
     if ip.is_multicast or (ip.is_reserved and not nat64) or ip.is_unspecified:
         assert not is_public(str(ip))
-    assert is_loopback(str(ip)) <= (reach(str(ip)) <= Reach.HERE)
+    assert is_loopback(str(ip)) <= (address_reach(str(ip)) <= Reach.HERE)
 
 
 @given(st.ip_addresses(v=4))
@@ -70,7 +77,9 @@ def test_an_ipv6_address_is_what_it_leads_to(ip: ipaddress.IPv4Address) -> None:
         assert is_public(f"{prefix}{ip}") == is_public(str(ip))
     tunnel = ipaddress.IPv6Address((0x2002 << 112) | (int(ip) << 80) | 1)
     assert not is_public(str(tunnel))
-    assert (reach(str(tunnel)) == Reach.METADATA) == (reach(str(ip)) == Reach.METADATA)
+    assert (address_reach(str(tunnel)) == Reach.METADATA) == (
+        address_reach(str(ip)) == Reach.METADATA
+    )
 
 
 _SAMPLES = {Reach.PUBLIC: "93.184.216.34", Reach.PRIVATE: "10.0.0.7", Reach.HERE: "127.0.0.1",
@@ -79,30 +88,34 @@ _SAMPLES = {Reach.PUBLIC: "93.184.216.34", Reach.PRIVATE: "10.0.0.7", Reach.HERE
 
 @pytest.mark.parametrize(("came", "to"), list(itertools.product(_SAMPLES, _SAMPLES)))
 def test_a_step_never_leads_nearer(came: Reach, to: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard.POLICY, "plain_http", True)
-    before = target("http://came.example/x", "W"), [_SAMPLES[came]]
-    step = target(f"http://{_SAMPLES[to]}/y", "W")
+    monkeypatch.setattr(address_policy.POLICY, "plain_http", True)
+    before = parse_target("http://came.example/x", "W"), [_SAMPLES[came]]
+    step = parse_target(f"http://{_SAMPLES[to]}/y", "W")
     if to >= came and to != Reach.METADATA:
-        judge(step, [_SAMPLES[to]], before, "W")
+        check_connection(step, [_SAMPLES[to]], before, "W")
         return
     with pytest.raises(RemoteError, match="W: is redirected from a"):
-        judge(step, [_SAMPLES[to]], before, "W")
+        check_connection(step, [_SAMPLES[to]], before, "W")
 
 
 def test_one_address_of_many_is_enough_to_refuse() -> None:
-    before = target("https://a.example/x", "W"), ["93.184.216.34", "10.0.0.1"]
+    before = parse_target("https://a.example/x", "W"), ["93.184.216.34", "10.0.0.1"]
     with pytest.raises(RemoteError, match="from a public address to a private one"):
-        judge(target("https://b.example/y", "W"), ["8.8.8.8", "192.168.0.1"], before, "W")
+        check_connection(
+            parse_target("https://b.example/y", "W"), ["8.8.8.8", "192.168.0.1"], before, "W"
+        )
 
 
 @pytest.mark.parametrize("host", ["meta.example", "2852039166"])
 def test_a_name_never_leads_to_a_metadata_service(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard.POLICY, "plain_http", True)
+    monkeypatch.setattr(address_policy.POLICY, "plain_http", True)
     with pytest.raises(RemoteError, match=f"the name {host} leads to an address of a metadata"):
-        judge(target(f"http://{host}/x", "W"), ["169.254.169.254"], None, "W")
-    judge(target("http://169.254.169.254/x", "W"), ["169.254.169.254"], None, "W")  # it was given
+        check_connection(parse_target(f"http://{host}/x", "W"), ["169.254.169.254"], None, "W")
+    check_connection(
+        parse_target("http://169.254.169.254/x", "W"), ["169.254.169.254"], None, "W"
+    )  # it was given
 
 
 @pytest.mark.parametrize(("host", "right"), [
@@ -111,4 +124,4 @@ def test_a_name_never_leads_to_a_metadata_service(
     ("fe80::1%eth0", False), ("1:2", False), ("a." * 126 + "b", True), ("a." * 127 + "b", False),
 ])  # fmt: skip
 def test_what_is_a_host(host: str, right: bool) -> None:
-    assert guard.is_host(host) == right
+    assert address_policy.is_host(host) == right

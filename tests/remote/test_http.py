@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.remote import client
-from aprfmt.remote.file import RemoteFile, coalesced
-from aprfmt.remote.paths import RemotePath, place
-from aprfmt.remote.stream import PART
+from aprfmt.remote.paths import RemotePath, parse_location
+from aprfmt.remote.read_ahead import PART
+from aprfmt.remote.remote_file import RemoteFile, coalesce_ranges
 from tests.cli.run import aprfmt as command
 from tests.patience import PATIENCE
 from tests.remote.conftest import forget
@@ -125,7 +125,7 @@ def test_headers_of_many_shards_are_fetched_together(server: RangeServer, tmp_pa
     assert len(shards) == 6
     for path in (index, *shards):
         server.files[f"/m/{path.name}"] = path.read_bytes()
-    place(f"{server.url}/m/{index.name}").is_file()
+    parse_location(f"{server.url}/m/{index.name}").is_file()
     server.together = threading.Barrier(6)
     with aprfmt.open(f"{server.url}/m/{index.name}") as model:
         assert len(model) == 6 and len(server.log) == 7
@@ -151,7 +151,7 @@ def test_a_connection_in_use_is_not_kept_after_its_client_was_closed(server: Ran
 
 
 def test_ranges_that_lie_close_come_together() -> None:
-    assert coalesced([(900, 1000), (0, 10), (10, 20), (500_000, 500_001)]) == [
+    assert coalesce_ranges([(900, 1000), (0, 10), (10, 20), (500_000, 500_001)]) == [
         (0, 1000),
         (500_000, 500_001),
     ]
@@ -205,17 +205,17 @@ def test_the_second_run_finds_the_ranges_on_disk(
 def test_the_cache_has_a_limit(
     server: RangeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from aprfmt.remote import cache
+    from aprfmt.remote import disk_cache
 
     monkeypatch.setenv("APRFMT_CACHE_SIZE", "1000")
     for i in range(8):
-        cache.Cache().put(f"file {i}", 0, memoryview(bytes(300)))
-        assert bytes(cache.Cache().get(f"file {i}", 0, 300) or b"") == bytes(300)
-    cache.Cache().put("large", 0, memoryview(bytes(501)))
-    assert cache.Cache().get("large", 0, 501) is None
+        disk_cache.DiskCache().put(f"file {i}", 0, memoryview(bytes(300)))
+        assert bytes(disk_cache.DiskCache().get(f"file {i}", 0, 300) or b"") == bytes(300)
+    disk_cache.DiskCache().put("large", 0, memoryview(bytes(501)))
+    assert disk_cache.DiskCache().get("large", 0, 501) is None
     assert sum(path.stat().st_size for path in (tmp_path / "ranges").glob("*/*")) <= 1000
     monkeypatch.setenv("APRFMT_CACHE_SIZE", "0")
-    assert cache.Cache().get("file 7", 0, 300) is None
+    assert disk_cache.DiskCache().get("file 7", 0, 300) is None
 
 
 def test_a_header_that_claims_too_much_is_refused(server: RangeServer) -> None:

@@ -9,7 +9,7 @@ import pytest
 import aprfmt
 from aprfmt.errors import RemoteError, UsageError
 from aprfmt.remote import hub
-from aprfmt.remote.paths import RemotePath, place
+from aprfmt.remote.paths import RemotePath, parse_location
 from aprfmt.tensors.runs import ByteRun, all_runs, published_equal
 from tests.cli.run import aprfmt as command
 from tests.remote.conftest import forget
@@ -48,7 +48,7 @@ def test_a_file_that_is_not_stored_apart_is_sent_once_and_whole(
     served: RangeServer, files: Mapping[str, bytes], demo_model: Path
 ) -> None:
     served.add_repository("someone/plain", COMMIT, files)
-    path = place("hf://someone/plain/model.safetensors")
+    path = parse_location("hf://someone/plain/model.safetensors")
     assert isinstance(path, RemotePath)
     facts = path.site.facts(path.inner)
     assert facts is not None
@@ -182,7 +182,7 @@ def test_the_local_cache_is_taken_first(
     snapshot.mkdir(parents=True)
     (folder / "blobs" / "1").write_bytes(files["config.json"])
     (snapshot / "config.json").symlink_to("../../blobs/1")
-    assert isinstance(place(f"hf://{NAME}"), RemotePath)  # no weights there
+    assert isinstance(parse_location(f"hf://{NAME}"), RemotePath)  # no weights there
     for number, name in enumerate(files):
         (folder / "blobs" / f"b{number}").write_bytes(files[name])
         (snapshot / name).unlink(missing_ok=True)
@@ -192,7 +192,9 @@ def test_the_local_cache_is_taken_first(
         done = command("inspect", address, "--json")
         assert done.code == 0 and "remote" not in done.json
         assert f"{address}: read from the local hub cache, commit {COMMIT}" in done.err
-    assert isinstance(place(f"hf://{NAME}@v1"), RemotePath)  # another revision is not this one
+    assert isinstance(
+        parse_location(f"hf://{NAME}@v1"), RemotePath
+    )  # another revision is not this one
     assert not served.log
 
 
@@ -205,9 +207,9 @@ def test_an_index_whose_shards_are_not_all_there_is_not_taken(tmp_path: Path) ->
     names = {"x": "model-00001-of-00002.safetensors", "y": "model-00002-of-00002.safetensors"}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     (snapshot / names["x"]).write_bytes(b"")
-    assert isinstance(place("hf://a/b"), RemotePath)
+    assert isinstance(parse_location("hf://a/b"), RemotePath)
     (snapshot / names["y"]).write_bytes(b"")
-    assert place("hf://a/b") == snapshot
+    assert parse_location("hf://a/b") == snapshot
 
 
 def test_offline_says_so(served: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,14 +224,14 @@ def test_offline_says_so(served: RangeServer, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_an_address_without_a_repository(address: str) -> None:
     if address == "hf://a/b@":
-        assert place(address).parts[1:] == ("a", "b@")
+        assert parse_location(address).parts[1:] == ("a", "b@")
         return
     with pytest.raises(UsageError):
-        place(address)
+        parse_location(address)
 
 
 def test_a_file_that_the_list_has_not_is_missing(served: RangeServer) -> None:
-    path = place(f"hf://{NAME}/model-00002.safetensors")
+    path = parse_location(f"hf://{NAME}/model-00002.safetensors")
     assert isinstance(path, RemotePath) and path.site.facts(path.inner) is None
     with pytest.raises(RemoteError, match="the site has no such file"):
         path.site.first(path.inner)
@@ -292,12 +294,12 @@ def test_the_token_is_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
-    assert (library.get_token() or "") == hub.token() == ""
+    assert (library.get_token() or "") == hub.hub_token() == ""
     (tmp_path / "hf").mkdir(exist_ok=True)
     (tmp_path / "hf" / "token").write_text("hf_file\n")
-    assert library.get_token() == hub.token() == "hf_file"
+    assert library.get_token() == hub.hub_token() == "hf_file"
     monkeypatch.setenv("HF_TOKEN", "hf_environment")
-    assert library.get_token() == hub.token() == "hf_environment"
+    assert library.get_token() == hub.hub_token() == "hf_environment"
 
 
 def test_the_listing_is_what_the_library_reads(

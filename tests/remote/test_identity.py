@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.errors import RemoteError
-from aprfmt.remote.file import AGAIN, WINDOW, RemoteObject
-from aprfmt.remote.paths import RemotePath, place
+from aprfmt.remote.paths import RemotePath, parse_location
+from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
 from aprfmt.remote.site import identity_of, is_strong
 from tests.cli.run import aprfmt as command
 from tests.remote.conftest import forget
@@ -299,7 +299,7 @@ def test_two_passwords_for_one_host_are_refused(server: RangeServer) -> None:
 def test_no_signature_goes_into_a_journal(
     server: RangeServer, two: tuple[bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.conversion.verifying import Verifier
+    from aprfmt.conversion.verification import Verifier
     from aprfmt.errors import ConversionError
 
     server.files[FILE] = two[0]
@@ -323,7 +323,7 @@ def test_an_identity_is_a_digest_of_all_its_facts(
     found = [identity_of(*each) for each in facts]
     assert len(set(found)) == len(facts) and all(re.fullmatch("[0-9a-f]{64}", e) for e in found)
     server.files[FILE] = two[0]
-    path = place(f"{server.url}{FILE}?Signature=sigsecret")
+    path = parse_location(f"{server.url}{FILE}?Signature=sigsecret")
     assert isinstance(path, RemotePath)
     assert "sigsecret" not in repr(path.site.facts(path.inner))
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from aprfmt.errors import RemoteError
 from aprfmt.remote import client
 from aprfmt.remote.client import Client
-from aprfmt.remote.deadline import LIMITS, Limits
-from aprfmt.remote.ranges import Ranges
+from aprfmt.remote.ranges import RangeReader
+from aprfmt.remote.timed_socket import LIMITS, ResponseLimits
 from tests.cli.run import aprfmt as command
 from tests.patience import PATIENCE
 
@@ -81,7 +81,7 @@ def answering(answer: bytes) -> Iterator[Client]:
 
 def read(monkeypatch: pytest.MonkeyPatch, asked: Client) -> bytes:
     monkeypatch.setattr(client, "CLIENT", asked)
-    return Ranges().first("http://one.example/x.gguf", "W", {})[1]
+    return RangeReader().first("http://one.example/x.gguf", "W", {})[1]
 
 
 @pytest.mark.parametrize("answer", [
@@ -164,7 +164,7 @@ def test_no_change_of_an_answer_is_a_crash(data: st.DataObject) -> None:
             b"", b"-", b"9" * 20, b"\x00", b"\xff", b"\r\n", b"[", b":", b"%", b"f" * 20, b"\t",
         ]) | st.binary(max_size=6))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, answering(bytes(answer)) as asked:
-        patch.setattr("aprfmt.remote.guard.POLICY.plain_http", True)
+        patch.setattr("aprfmt.remote.address_policy.POLICY.plain_http", True)
         try:
             assert len(read(patch, asked)) <= 1000
         except RemoteError as error:
@@ -234,7 +234,7 @@ def test_a_body_has_the_time_that_its_bytes_need(
         metered.clock = clock
         return metered, there
 
-    limits = Limits(rate=rate, grace=5.0)
+    limits = ResponseLimits(rate=rate, grace=5.0)
     with serving(lambda: iter([head, data]), clock=clock, limits=limits, pair=pair) as (asked, _):
         if enough:
             assert read(monkeypatch, asked) == data
@@ -251,7 +251,7 @@ def test_a_silent_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None
         done.wait(PATIENCE)
         yield b""
 
-    with serving(nothing, limits=Limits(silence=0.01)) as (asked, log):
+    with serving(nothing, limits=ResponseLimits(silence=0.01)) as (asked, log):
         try:
             with pytest.raises(RemoteError, match="no byte for 0 seconds"):
                 read(monkeypatch, asked)

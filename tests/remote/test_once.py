@@ -16,11 +16,11 @@ import pytest
 
 from aprfmt.conversion import convert, estimate
 from aprfmt.conversion.outputs import Output
-from aprfmt.conversion.verifying import Verifier
+from aprfmt.conversion.verification import Verifier
 from aprfmt.errors import ConversionError
-from aprfmt.formats.output import OutputRoom
-from aprfmt.remote.passing import HELD
-from aprfmt.remote.stream import AHEAD, PART
+from aprfmt.formats.output_file import OutputRoom
+from aprfmt.remote.read_ahead import AHEAD, PART
+from aprfmt.remote.stream_hash import HELD
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder
 from tests.remote.conftest import forget

@@ -11,11 +11,11 @@ import pytest
 
 from aprfmt.errors import RemoteError
 from aprfmt.remote.buckets import BucketSite
-from aprfmt.remote.file import AGAIN, WINDOW, RemoteObject
 from aprfmt.remote.hub import HubSite
-from aprfmt.remote.ranges import Denied
-from aprfmt.remote.remembered import Remembered
+from aprfmt.remote.ranges import AccessDenied
+from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
 from aprfmt.remote.site import FileFacts
+from aprfmt.remote.temporary_cache import TemporaryRanges
 
 
 @pytest.mark.parametrize("proven", [False, True])
@@ -34,7 +34,7 @@ def test_so_many_early_answers_are_read_again(proven: bool) -> None:
 
 
 def test_what_was_remembered_is_let_go() -> None:
-    held = Remembered(4096)
+    held = TemporaryRanges(4096)
     assert bytes(
         held.get(10, 20, lambda start, stop: memoryview(bytes(range(start, stop))))
     ) == bytes(range(10, 20))
@@ -110,7 +110,7 @@ def test_a_denial_of_the_hub_says_what_would_help(
     """Whatever is asked of the repository: a range, or the whole file."""
 
     def denied(*of: object) -> Any:
-        raise Denied("401", {"x-error-code": code})
+        raise AccessDenied("401", {"x-error-code": code})
 
     monkeypatch.setattr(HubSite, "_row", lambda self, inner: None)
     monkeypatch.setattr(HubSite, "_url", lambda self, inner: "")

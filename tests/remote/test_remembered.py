@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import aprfmt
-from aprfmt.remote.remembered import ROOM, SHARE, Remembered
+from aprfmt.remote.temporary_cache import ROOM, SHARE, TemporaryRanges
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder
 from tests.patience import PATIENCE
@@ -64,7 +64,7 @@ def test_what_finds_no_room_comes_again(
     expected = command("hash", there).out
     once = server.sent()
     room = SimpleNamespace(free=(SHARE - 1) << 20)
-    monkeypatch.setattr("aprfmt.remote.remembered.shutil.disk_usage", lambda _: room)
+    monkeypatch.setattr("aprfmt.remote.temporary_cache.shutil.disk_usage", lambda _: room)
     with aprfmt.open(there) as model:
         model.remember()
         for name in model:
@@ -91,7 +91,7 @@ class Site:
 
 
 def test_ranges_of_every_kind_are_the_files() -> None:
-    site, remembered, chance = Site(), Remembered(COUNT), random.Random(3)
+    site, remembered, chance = Site(), TemporaryRanges(COUNT), random.Random(3)
     for _ in range(400):
         start = chance.randrange(COUNT)
         stop = min(COUNT, start + chance.choice((0, 1, 100, 5000)))
@@ -107,7 +107,7 @@ def test_ranges_of_every_kind_are_the_files() -> None:
 
 
 def test_what_is_on_its_way_is_awaited() -> None:
-    site, remembered = Site(), Remembered(COUNT)
+    site, remembered = Site(), TemporaryRanges(COUNT)
     site.wait = threading.Event()
     found: list[memoryview] = []
 
@@ -128,7 +128,7 @@ def test_what_is_on_its_way_is_awaited() -> None:
 
 
 def test_a_request_that_fails_is_made_again() -> None:
-    site, remembered = Site(), Remembered(COUNT)
+    site, remembered = Site(), TemporaryRanges(COUNT)
 
     def broken(start: int, stop: int) -> memoryview:
         raise OSError("gone")
@@ -142,7 +142,7 @@ def test_a_request_that_fails_is_made_again() -> None:
 
 
 def test_closing_lets_go_of_the_file_and_its_map() -> None:
-    kept = Remembered(COUNT)
+    kept = TemporaryRanges(COUNT)
     assert bytes(kept.get(0, 9, lambda b, e: memoryview(DATA)[b:e])) == DATA[:9]
     mapped, file = kept._map, kept._file
     assert mapped is not None and file is not None

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from aprfmt.formats.mapped import open_bytes
-from aprfmt.remote import stream
-from aprfmt.remote.paths import place
-from aprfmt.remote.stream import Stream
+from aprfmt.formats.mapped_file import open_bytes
+from aprfmt.remote import read_ahead
+from aprfmt.remote.paths import parse_location
+from aprfmt.remote.read_ahead import ReadAhead
 from tests.cli.run import aprfmt as command
 from tests.conftest import ROOT
 from tests.patience import PATIENCE
@@ -35,7 +35,7 @@ PLACES = st.tuples(st.integers(0, SIZE), st.integers(0, 9000)).map(
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     scaled = {"LARGE": 5000, "PART": 1000, "STREAK": 3000, "NEXT": 50, "LITTLE": 300}
     for name, value in scaled.items():
-        monkeypatch.setattr(stream, name, value)
+        monkeypatch.setattr(read_ahead, name, value)
 
 
 class Source:
@@ -53,7 +53,7 @@ class Source:
 @given(st.lists(st.tuples(st.sampled_from(["get", "expect", "walk"]), PLACES), max_size=25))
 def test_every_read_gives_the_bytes(steps: list[tuple[str, tuple[int, int]]]) -> None:
     source = Source()
-    found = Stream(SIZE, source.fetch)
+    found = ReadAhead(SIZE, source.fetch)
     for what, (start, stop) in steps:
         if what == "expect":
             found.expect(start, stop)
@@ -68,7 +68,7 @@ def test_every_read_gives_the_bytes(steps: list[tuple[str, tuple[int, int]]]) ->
 @pytest.mark.parametrize("step", [1000, 1600, 330])
 def test_what_is_expected_is_fetched_once(step: int) -> None:
     source = Source()
-    found = Stream(SIZE, source.fetch)
+    found = ReadAhead(SIZE, source.fetch)
     tensors = [(at, at + 4700) for at in range(0, SIZE - 4700, 4700)]
     random.Random(step).shuffle(tensors)
     for number, (start, stop) in enumerate(tensors):
@@ -84,7 +84,7 @@ def test_what_is_expected_is_fetched_once(step: int) -> None:
 def test_a_little_behind_what_is_expected_comes_with_it() -> None:
     """Norms between weights: none waits for a request of its own when it is read."""
     source = Source()
-    found = Stream(SIZE, source.fetch)
+    found = ReadAhead(SIZE, source.fetch)
     ends = [at + size for at in range(0, SIZE - 4800, 4800) for size in (4700, 4800)]
     tensors = list(zip([0, *ends], ends, strict=False))
     for number, (start, stop) in enumerate(tensors):
@@ -104,7 +104,7 @@ def test_many_little_ones_are_few_requests() -> None:
         asked.append(start)
         return source.fetch(start, stop)
 
-    found = Stream(SIZE, fetch)
+    found = ReadAhead(SIZE, fetch)
     tensors = [(0, 9500), *((at, at + 20) for at in range(9500, 10_500, 20))]
     for tensor in tensors:
         found.expect(*tensor)
@@ -120,7 +120,7 @@ def test_an_announced_norm_is_read_with_what_is_before_it(
     """A piece around it would reach to the end of the file."""
     monkeypatch.undo()
     data = server.files["/x"] = random.Random(1).randbytes(600_000)
-    source = open_bytes(place(f"{server.url}/x"))
+    source = open_bytes(parse_location(f"{server.url}/x"))
     source.expect(140_000, 590_000)
     source.expect(590_000, 591_000)
     for start, stop in ((140_000, 590_000), (590_000, 591_000)):
@@ -131,7 +131,7 @@ def test_an_announced_norm_is_read_with_what_is_before_it(
 
 def test_reads_that_follow_one_another_are_fetched_once() -> None:
     source = Source()
-    found = Stream(SIZE, source.fetch)
+    found = ReadAhead(SIZE, source.fetch)
     for at in range(0, SIZE, 800):
         assert bytes(found.get(at, min(at + 800, SIZE))) == DATA[at : at + 800]
     assert source.fetched == SIZE
@@ -143,7 +143,7 @@ def test_an_error_of_a_part_is_the_readers() -> None:
             raise RuntimeError("lost")
         return memoryview(DATA)[start:stop]
 
-    found = Stream(SIZE, fetch)
+    found = ReadAhead(SIZE, fetch)
     found.expect(0, SIZE)
     assert bytes(found.get(0, 1000)) == DATA[:1000]
     with pytest.raises(RuntimeError, match="lost"):
@@ -155,10 +155,11 @@ def test_a_server_that_hangs_does_not_keep_a_program_that_is_done(server: RangeS
     server.files["/x"] = bytes(40 << 20)
     server.stuck = threading.Event()
     code = (
-        "from aprfmt.remote import client\nfrom aprfmt.remote.deadline import Limits\n"
-        "client.CLIENT.limits = Limits(silence=1e6, head=1e6)\n"
-        "from aprfmt.remote.paths import place\nfrom aprfmt.formats.mapped import open_bytes\n"
-        f"source = open_bytes(place('{server.url}/x'))\nsource.expect(0, source.size)\n"
+        "from aprfmt.remote import client\nfrom aprfmt.remote.timed_socket import ResponseLimits\n"
+        "client.CLIENT.limits = ResponseLimits(silence=1e6, head=1e6)\n"
+        "from aprfmt.remote.paths import parse_location\n"
+        "from aprfmt.formats.mapped_file import open_bytes\n"
+        f"source = open_bytes(parse_location('{server.url}/x'))\nsource.expect(0, source.size)\n"
         "print('done')"
     )
     done = subprocess.run(
@@ -213,7 +214,7 @@ def asked_of(tensors: list[tuple[int, int]], ahead: int) -> list[tuple[int, int]
             asked.append((start, stop))
         return memoryview(DATA)[start:stop]
 
-    found = Stream(SIZE, fetch)
+    found = ReadAhead(SIZE, fetch)
     for number, (start, stop) in enumerate(tensors):
         for soon in tensors[number : number + ahead]:
             found.expect(*soon)
@@ -250,12 +251,12 @@ def test_parts_that_wait_to_be_read_hold_no_other_back(monkeypatch: pytest.Monke
             others.release()
         return memoryview(DATA)[start:stop]
 
-    found = Stream(SIZE, fetch)
+    found = ReadAhead(SIZE, fetch)
     for at in range(0, 40_000, 10_000):
         found.expect(at, at + 10_000)
-    for _ in range(stream.AHEAD - 1):
+    for _ in range(read_ahead.AHEAD - 1):
         assert others.acquire(timeout=PATIENCE)
-    assert stream.AHEAD >= stream._THREADS
+    assert read_ahead.AHEAD >= read_ahead._THREADS
     late.set()
     assert bytes(found.get(0, 1000)) == DATA[:1000]
     found.close()

@@ -5,19 +5,19 @@ import json
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.formats import jsonio, jsonlimits
-from aprfmt.formats.jsonlimits import BUDGETS, Budget
+from aprfmt.formats import bounded_json
+from aprfmt.formats.bounded_json import BUDGETS, Budget
 
 SMALL = tuple(budget._replace(free=100) for budget in BUDGETS)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonlimits, "BUDGETS", SMALL)
+    monkeypatch.setattr(bounded_json, "BUDGETS", SMALL)
 
 
 def loads(text: str) -> object:
-    return jsonio.loads(text.encode(), "x.json", max_bytes=1 << 30)
+    return bounded_json.loads(text.encode(), "x.json", max_bytes=1 << 30)
 
 
 # kind of limit, one element of a text that costs much more memory or time than it has bytes
@@ -45,8 +45,8 @@ def test_too_many_keys_are_refused(small: None) -> None:
 def test_the_limit_itself_passes(budget: Budget) -> None:
     size = 1 << 20
     allowed = budget.free + size // budget.each
-    assert jsonlimits._passed(budget, budget.marks[:1] * allowed, size) == 0
-    assert jsonlimits._passed(budget, budget.marks[:1] * (allowed + 1), size) == allowed + 1
+    assert bounded_json._passed(budget, budget.marks[:1] * allowed, size) == 0
+    assert bounded_json._passed(budget, budget.marks[:1] * (allowed + 1), size) == allowed + 1
 
 
 def test_marks_in_strings_do_not_count(small: None) -> None:

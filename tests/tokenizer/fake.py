@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import read_folder
 from aprfmt.tokenizer.carried import Carried
@@ -23,15 +23,15 @@ class _Fake(SimpleNamespace):
     def typed(self) -> Mapping[str, Any]:
         """Values with their types, where the file has types."""
         return {
-            key: Typed(value, self.source.types[key]) if key in self.source.types else value
+            key: TypedValue(value, self.source.types[key]) if key in self.source.types else value
             for key, value in self.metadata.items()
         }
 
 
 def fake(form: str, metadata: Mapping[str, Any], folder: Path | None = None) -> Model:
     """Return a model of format `form`; Typed values become values with types, as in a GGUF."""
-    plain = {k: v.value if isinstance(v, Typed) else v for k, v in metadata.items()}
-    types = {k: v.type for k, v in metadata.items() if isinstance(v, Typed)}
+    plain = {k: v.value if isinstance(v, TypedValue) else v for k, v in metadata.items()}
+    types = {k: v.type for k, v in metadata.items() if isinstance(v, TypedValue)}
     opened = None if folder is None else read_folder(folder)
     return cast(
         Model,
@@ -63,8 +63,8 @@ def write_gguf(path: Path, metadata: Mapping[str, Any]) -> Path:
 
     writer = gguf.GGUFWriter(str(path), "llama")
     for key, value in metadata.items():
-        name = value.type if isinstance(value, Typed) else ""
-        plain = value.value if isinstance(value, Typed) else value
+        name = value.type if isinstance(value, TypedValue) else ""
+        plain = value.value if isinstance(value, TypedValue) else value
         if name.startswith("array:") or isinstance(plain, list):
             writer.add_array(key, plain)
         elif isinstance(plain, bool):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.model import Model
 from aprfmt.tokenizer import facts, keys, load, to_apr, to_gguf, to_hf
@@ -35,7 +35,7 @@ def copied(demo_model: Path, tmp_path: Path, **changes: Any) -> Path:
 
 
 def values(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.value if isinstance(v, Typed) else v for k, v in metadata.items()}
+    return {k: v.value if isinstance(v, TypedValue) else v for k, v in metadata.items()}
 
 
 def test_key_names_are_those_of_gguf() -> None:
@@ -98,16 +98,18 @@ def test_verbatim_through_gguf_and_apr(demo_model: Path) -> None:
     first = without_json(to_gguf(folder_model(demo_model)))
     first = {
         **first,
-        "tokenizer.ggml.token_type": Typed(
+        "tokenizer.ggml.token_type": TypedValue(
             first["tokenizer.ggml.token_type"].value, "array:uint32"
         ),
-        "tokenizer.ggml.bos_token_id": Typed(7, "int64"),
-        "tokenizer.ggml.fim_pre_token_id": Typed(9, "uint32"),
-        "tokenizer.ggml.precompiled_charsmap": Typed([0, 255], "array:uint8"),
-        "tokenizer.chat_template.tool_use": Typed("{{ 1 }}", "string"),
+        "tokenizer.ggml.bos_token_id": TypedValue(7, "int64"),
+        "tokenizer.ggml.fim_pre_token_id": TypedValue(9, "uint32"),
+        "tokenizer.ggml.precompiled_charsmap": TypedValue([0, 255], "array:uint8"),
+        "tokenizer.chat_template.tool_use": TypedValue("{{ 1 }}", "string"),
     }
     first = {
-        key: v if isinstance(v, Typed) else Typed(v, "bool" if isinstance(v, bool) else "string")
+        key: v
+        if isinstance(v, TypedValue)
+        else TypedValue(v, "bool" if isinstance(v, bool) else "string")
         for key, v in first.items()
     }
     apr = to_apr(fake("gguf", first))
@@ -288,7 +290,7 @@ def test_wordpiece_and_unigram_are_carried_and_gguf_has_a_word_for_one(tmp_path:
         found = to_gguf(model)
         assert found["tokenizer.ggml.model"] == "bert"
         tokens = found["tokenizer.ggml.tokens"]
-        assert isinstance(tokens, Typed) and tokens.value == ["[UNK]", "\u2581a", "b"]
+        assert isinstance(tokens, TypedValue) and tokens.value == ["[UNK]", "\u2581a", "b"]
 
 
 def test_inspecting_imports_neither_library() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
 from tests.tokenizer.fake import fake, folder_model, without_json
 from tests.tokenizer.strings import STRINGS
@@ -53,13 +53,13 @@ def keys(prefix: bool, byte_fallback: bool = True, **more: Any) -> dict[str, Any
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": Typed([sp.id_to_piece(i) for i in every], "array:string"),
-        "tokenizer.ggml.scores": Typed([sp.get_score(i) for i in every], "array:float32"),
-        "tokenizer.ggml.token_type": Typed(types, "array:int32"),
-        "tokenizer.ggml.bos_token_id": Typed(1, "uint32"),
-        "tokenizer.ggml.eos_token_id": Typed(2, "uint32"),
-        "tokenizer.ggml.unknown_token_id": Typed(0, "uint32"),
-        "tokenizer.ggml.add_space_prefix": Typed(prefix, "bool"),
+        "tokenizer.ggml.tokens": TypedValue([sp.id_to_piece(i) for i in every], "array:string"),
+        "tokenizer.ggml.scores": TypedValue([sp.get_score(i) for i in every], "array:float32"),
+        "tokenizer.ggml.token_type": TypedValue(types, "array:int32"),
+        "tokenizer.ggml.bos_token_id": TypedValue(1, "uint32"),
+        "tokenizer.ggml.eos_token_id": TypedValue(2, "uint32"),
+        "tokenizer.ggml.unknown_token_id": TypedValue(0, "uint32"),
+        "tokenizer.ggml.add_space_prefix": TypedValue(prefix, "bool"),
         **more,
     }
 

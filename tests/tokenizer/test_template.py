@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.base.suspicious import scan
+from aprfmt.base.template_scan import find_suspicious
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer import scan_template, template
 from aprfmt.tokenizer.render_child import environment
@@ -50,7 +50,7 @@ PLAIN: dict[str, str] = {
 
 def scanned(text: str) -> list[str]:
     """Scan in this process; the child's way is tested once."""
-    return scan(text, environment())
+    return find_suspicious(text, environment())
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.formats.mapped import MappedFile
+from aprfmt.formats.mapped_file import MappedFile
 from aprfmt.tensors import digest
 from aprfmt.tensors.digest import decoded_sha256, raw_sha256, view_sha256
 from aprfmt.tensors.view import View

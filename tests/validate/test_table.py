@@ -11,7 +11,7 @@ import pytest
 
 from aprfmt.base.registry import Registry
 from aprfmt.checks import CheckRow, Finding, NotRun, Result, table, validate
-from aprfmt.checks.context import Checked
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.gates import running as qa
 from aprfmt.errors import UsageError
 from tests.models import save_tiny
@@ -22,7 +22,7 @@ HERE = "tests.validate.test_table"
 asked: list[str] = []
 
 
-def odd(context: Checked) -> Result:
+def odd(context: CheckContext) -> Result:
     return Result("looked", [Finding(context.where, "odd", "even", level="warning")])
 
 
@@ -47,11 +47,11 @@ STOPPED = CheckRow("stopped", "nothing", f"{HERE}:stopped", needs="model")
 RUNS = CheckRow("runs", "it runs", f"{HERE}:needs_a_session", needs="session")
 
 
-def breaks(context: Checked) -> Result:
+def breaks(context: CheckContext) -> Result:
     raise KeyError("oops")
 
 
-def says_nothing(context: Checked) -> None:
+def says_nothing(context: CheckContext) -> None:
     return None
 
 

@@ -15,13 +15,13 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.checks import table, validate
 from aprfmt.checks.file import scales
-from aprfmt.checks.file.census import WINDOW, windows
-from aprfmt.checks.file.claims import file_types
-from aprfmt.checks.file.writers import FAULTS, WriterFault
+from aprfmt.checks.file.faulty_writers import FAULTS, WriterFault
+from aprfmt.checks.file.stated_facts import file_types
+from aprfmt.checks.file.value_pass import WINDOW, block_windows
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
-from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.formats.mapped_file import MemoryTensor
 from tests.cli.run import ROOT, aprfmt
 from tests.conftest import not_run
 from tests.conversion.folders import write_safetensors
@@ -209,7 +209,7 @@ def test_scales_of_our_encoders_are_good(encoding: str) -> None:
     values = rng.standard_normal((4, row.block_size)).astype(np.float32)
     values[0] = 0
     raw = encode(encoding, values)[""]
-    assert scales.first_bad(encoding, memoryview(raw)) is None
+    assert scales.first_bad_block(encoding, memoryview(raw)) is None
 
 
 def _float_places() -> list[tuple[str, int, int]]:
@@ -228,12 +228,12 @@ def _float_places() -> list[tuple[str, int, int]]:
 def test_a_nan_or_infinite_scale_is_found(encoding: str, offset: int, size: int) -> None:
     blocks = 5
     raw = np.zeros((blocks, ENCODINGS[encoding].type_size), np.uint8)
-    assert scales.first_bad(encoding, memoryview(raw.tobytes())) is None
+    assert scales.first_bad_block(encoding, memoryview(raw.tobytes())) is None
     for value in (np.nan, np.inf, -np.inf):
         raw[3, offset : offset + size] = np.frombuffer(
             np.array([value], f"<f{size}").tobytes(), np.uint8
         )
-        found = scales.first_bad(encoding, memoryview(raw.tobytes()))
+        found = scales.first_bad_block(encoding, memoryview(raw.tobytes()))
         assert found is not None and found[0] == 3
 
 
@@ -256,10 +256,10 @@ def test_every_rule_has_a_block_that_breaks_it() -> None:
 @pytest.mark.parametrize(("encoding", "spoiled"), SPOILED)
 def test_an_impossible_block_is_found(encoding: str, spoiled: dict[int, int]) -> None:
     raw = np.zeros((2, ENCODINGS[encoding].type_size), np.uint8)
-    assert scales.first_bad(encoding, memoryview(raw.tobytes())) is None
+    assert scales.first_bad_block(encoding, memoryview(raw.tobytes())) is None
     for at, value in spoiled.items():
         raw[1, at] = value
-    found = scales.first_bad(encoding, memoryview(raw.tobytes()))
+    found = scales.first_bad_block(encoding, memoryview(raw.tobytes()))
     assert found is not None and found[0] == 1
 
 
@@ -286,14 +286,14 @@ def test_windows_cover_every_byte_once(
 ) -> None:
     from aprfmt.tensors.stats import Accumulator, tensor_stats
 
-    monkeypatch.setattr("aprfmt.checks.file.census.WINDOW", 150)
+    monkeypatch.setattr("aprfmt.checks.file.value_pass.WINDOW", 150)
     row = ENCODINGS[encoding]
     count = int(np.prod(shape))
     size = shape[0] * 288 if encoding == "Q4_K" else row.nbytes(shape)
     raw = np.random.default_rng(3).integers(0, 60, size).astype(np.uint8).tobytes()
     tensor = MemoryTensor(TensorInfo("t", shape, encoding, 0, size, row_bytes), raw)
     total, covered = Accumulator(), 0
-    for _, window in windows(tensor):
+    for _, window in block_windows(tensor):
         covered += window.info.nbytes - row.header
         total.add_stats(tensor_stats(window))
     assert covered == max(size - row.header, 0)

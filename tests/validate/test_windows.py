@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt import validate
-from aprfmt.formats.mapped import StoredTensor
+from aprfmt.formats.mapped_file import StoredTensor
 from tests.conversion.folders import write_safetensors
 
 LONG = (16 << 20) + 10  # elements: more than are looked at together

@@ -11,7 +11,7 @@ from aprfmt.causes.forward.attention import known_entries
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
     Cause(
@@ -108,7 +108,7 @@ def _rows_held(case: Mismatch) -> Array | None:
     ours, theirs = (x.reshape(len(x), -1) for x in (case.view.mine, case.view.theirs))
     rows = np.arange(len(theirs))
     for j, row in enumerate(theirs):
-        size = max(norm(row), 1e-30)
+        size = max(exact_norm(row), 1e-30)
         away = np.linalg.norm(ours - row, axis=1) / size
         if away[j] <= 2 * case.view.tolerance:
             continue
@@ -131,7 +131,7 @@ def _columns_read(case: Mismatch, call: OperationCall) -> Array | None:
         if not column.any():
             rows[j] = -1
             continue
-        away = np.linalg.norm(ours[use] - column[:, None], axis=0) / norm(column)
+        away = np.linalg.norm(ours[use] - column[:, None], axis=0) / exact_norm(column)
         best = j if away[j] <= case.view.tolerance else int(np.argmin(away))
         if away[best] > 2 * case.view.tolerance:
             return None
@@ -154,7 +154,7 @@ def _values_read(case: Mismatch, call: OperationCall) -> Array | None:
     for j, row in enumerate(solved):
         away = np.linalg.norm((v - row).reshape(len(v), -1), axis=1)
         rows[j] = int(np.argmin(away))
-        if norm(row) < 0.5 * away[rows[j]]:
+        if exact_norm(row) < 0.5 * away[rows[j]]:
             rows[j] = -1
     return rows
 

@@ -19,7 +19,7 @@ from aprfmt.causes.forward.product import (
 from aprfmt.causes.tensor.permutation import inverse, to_pairs
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
 
@@ -32,15 +32,15 @@ def bias(case: Mismatch) -> Iterator[Change]:
         return
     away = found.theirs.astype(np.float64) - found.ours
     vector = away.mean(axis=0)
-    size = norm(found.theirs)
-    if norm(away - vector) > 3 * case.view.tolerance * size:
+    size = exact_norm(found.theirs)
+    if exact_norm(away - vector) > 3 * case.view.tolerance * size:
         if found.key:
             yield from _coarse_bias(case)
         return
     name = f"{found.role}.bias"
     near = max(1e-3, 10 * case.view.tolerance)
     if found.bias is None:
-        small = norm(vector) * len(away) ** 0.5 <= case.view.tolerance * size
+        small = exact_norm(vector) * len(away) ** 0.5 <= case.view.tolerance * size
         if len(away) > 1 and not small:
             yield Change(
                 "missing_bias",
@@ -155,8 +155,8 @@ def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
             for step in np.ndindex(*(3,) * len(base))
             for i in keys.get(tuple(base + np.asarray(step) - 1), ())
         ]
-        away = [norm(ours[:, i] - column) for i in near]
-        if not near or min(away) > 10 * max(bound, 1e-4) * max(norm(column), scale):
+        away = [exact_norm(ours[:, i] - column) for i in near]
+        if not near or min(away) > 10 * max(bound, 1e-4) * max(exact_norm(column), scale):
             return None
         order[j] = near[int(np.argmin(away))]
     return order

@@ -13,7 +13,7 @@ from aprfmt.causes.forward.product import overlaid, zeroed
 from aprfmt.causes.row import Cause
 from aprfmt.inference.context import Context, PassFacts
 from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
     Cause(
@@ -165,10 +165,10 @@ def _mapping(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
         best, answer = np.inf, None
         for guess in itertools.permutations(range(count), len(picked)):
             total = sum(w * outputs[g][token] for g, (_, w) in zip(guess, picked, strict=True))
-            away = norm(total - wanted[token])
+            away = exact_norm(total - wanted[token])
             if away < best:
                 best, answer = away, guess
-        scale = max(norm(wanted[token]), 1e-30)
+        scale = max(exact_norm(wanted[token]), 1e-30)
         if answer is not None and best <= 0.01 * scale:
             for g, (e, _) in zip(answer, picked, strict=True):
                 votes[e, g] += 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.arch.role_vocabulary import role_key, split_key
 from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.measure.distances import rel_l2

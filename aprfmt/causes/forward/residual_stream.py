@@ -14,7 +14,7 @@ from aprfmt.causes.forward.single_steps import BEHIND, side_by_side
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
     Cause(
@@ -83,7 +83,7 @@ def embedding_rows(case: Mismatch) -> Iterator[Change]:
     for row in theirs[:MOST_ROWS]:
         away = np.linalg.norm(table * np.float32(scale) - row.astype(np.float32), axis=1)
         best = int(np.argmin(away))
-        if away[best] > 10 * case.view.tolerance * max(norm(row), 1e-30):
+        if away[best] > 10 * case.view.tolerance * max(exact_norm(row), 1e-30):
             return
         found.append(best)
     ids = np.asarray(case.patched.ids)[case.rows][: len(found)]

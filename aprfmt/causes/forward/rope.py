@@ -24,7 +24,7 @@ from aprfmt.causes.forward.rotations import (
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, kind_of, make
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
     Cause(
@@ -481,7 +481,7 @@ def learned(case: Mismatch) -> Iterator[Change]:
 
 def rel_zero(x: Array, against: Array) -> float:
     """Return the size of x relative to another array."""
-    return norm(x) / max(norm(against), 1e-300)
+    return exact_norm(x) / max(exact_norm(against), 1e-300)
 
 
 HYPOTHESES = (

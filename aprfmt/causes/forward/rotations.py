@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aprfmt.causes.forward.mismatch import Layers, Mismatch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, Turning, kind_of, make
-from aprfmt.tensors.norms import norm
+from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
 
@@ -150,9 +150,9 @@ def _solve(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotati
     before, after = complex_pairs(x, pairs, style), complex_pairs(y, pairs, "half")
     power = np.sum(np.abs(before) ** 2, axis=1)
     turn = np.sum(after * np.conj(before), axis=1) / np.maximum(power, 1e-300)
-    missed = norm(after - turn[:, None] * before)
-    size = max(norm(after), 1e-300)
-    still = norm(turn - 1) / math.sqrt(turn.size) <= 10 * case.view.tolerance
+    missed = exact_norm(after - turn[:, None] * before)
+    size = max(exact_norm(after), 1e-300)
+    still = exact_norm(turn - 1) / math.sqrt(turn.size) <= 10 * case.view.tolerance
     return Rotation(turn, rows, missed / size, bool(still))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.convolution import convolutions
 from aprfmt.causes.forward.delta_net import delta_nets
 from aprfmt.causes.forward.linear import dropped_bias

@@ -127,7 +127,7 @@ def one_value(case: Mismatch) -> Iterator[Change]:
     row = int(wrong[0])
     delta, inputs = away[:, row], found.x.astype(np.float64)
     factors = inputs.T @ delta / np.maximum(np.sum(inputs**2, 0), 1e-300)
-    missed = np.linalg.norm(delta[:, None] - inputs * factors, axis=0) / norms.norm(delta)
+    missed = np.linalg.norm(delta[:, None] - inputs * factors, axis=0) / norms.exact_norm(delta)
     column = int(np.argmin(missed))
     if missed[column] > 0.01:
         return

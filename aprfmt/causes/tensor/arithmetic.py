@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
@@ -15,8 +15,8 @@ from aprfmt.measure.encoding_noise import UNIT, noise_of
 from aprfmt.measure.numbers import wide
 from aprfmt.measure.records import Explanation
 from aprfmt.measure.tensors import in_steps
-from aprfmt.quantizing.rows import encode_rows
-from aprfmt.tensors.norms import dot
+from aprfmt.quantizing.row_encoding import encode_rows
+from aprfmt.tensors.norms import exact_dot
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -88,8 +88,8 @@ def scale(case: Unequal) -> Iterator[Guess]:
     a, b = case.a, case.b
     # Free numbers are found on one half of the values, and judged on all or on the other half.
     half_x, half_y = (x[::2], y[::2]) if len(x) > 1 else (x[:, ::2], y[:, ::2])
-    square = dot(half_x, half_x)
-    factor = dot(half_x, half_y) / square if square else 1.0
+    square = exact_dot(half_x, half_x)
+    factor = exact_dot(half_x, half_y) / square if square else 1.0
     if _differs(np.array([factor]), slack):
         turned = abs(factor + 1.0) <= 4 * slack
         told = "-1: the sign is turned" if turned else _told(case, factor)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.codecs import CODECS
@@ -81,7 +81,7 @@ def _guess(
     if not len(few):
         return None
     x, y = (np.asarray(values, np.float64) for values in (other.take(few), read(few)))
-    away, norm = norms.norm(x - y), norms.norm(x)
+    away, norm = norms.exact_norm(x - y), norms.exact_norm(x)
     if not away <= LOOSE * case.slack() * norm or not norm:
         return None
     return case.guess(cause, says, "B" if reader is case.b else "A", read, rows=rows)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
@@ -130,7 +130,7 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
 
 
 def _heads_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
-    """Say whether whole heads or experts moved and came round at the end: an order (moves.py)."""
+    """Say whether whole heads or experts moved and came round at the end (element_moves.py)."""
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
     if len(case.shape) == 3:
@@ -241,7 +241,7 @@ def _flat_shift(case: Unequal) -> int:
         for side, start, stop in ((case.b, middle, middle + some), (case.a, first, last))
     )
     anchor = anchor[:ANCHORED]
-    norm = norms.norm(anchor)
+    norm = norms.exact_norm(anchor)
     if not norm or hay.size < anchor.size:
         return 0
     sums = np.convolve(hay * hay, np.ones(anchor.size), "valid")

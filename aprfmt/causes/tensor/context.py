@@ -156,7 +156,7 @@ class PairContext:
         if not np.isfinite(line).all() or np.ptp(line) == 0:
             return []
         values = np.where(np.isfinite(index.values), index.values, 0.0)
-        norm = np.maximum(np.linalg.norm(values, axis=1), norms.norm(line))
+        norm = np.maximum(np.linalg.norm(values, axis=1), norms.exact_norm(line))
         away = np.linalg.norm(values - line, axis=1) / np.where(norm > 0, norm, 1.0)
         limits = np.array([1.5 * noise(reader.encoding, name) for name in index.encodings])
         near = np.flatnonzero(away <= limits)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.errors import AprfmtError
@@ -143,23 +143,23 @@ def _change(pair: TensorPair) -> MatrixChange | None:
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
     delta = y - x
-    norm = norms.norm(x) or 1.0
+    norm = norms.exact_norm(x) or 1.0
     if min(np.any(delta, axis=axis).mean() for axis in (0, 1)) < EVERY_ROW:
         return None  # a few rows or columns have a low rank, too
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
-    return MatrixChange(pair.key, _rank(delta, unit * norm), norms.norm(delta) / norm,
+    return MatrixChange(pair.key, _rank(delta, unit * norm), norms.exact_norm(delta) / norm,
                         _correlation(x, y), plain, experts)  # fmt: skip
 
 
 def _correlation(x: "Array", y: "Array") -> float:
-    norm = norms.norm(x) * norms.norm(y)
-    return norms.dot(x, y) / norm if norm else 0.0
+    norm = norms.exact_norm(x) * norms.exact_norm(y)
+    return norms.exact_dot(x, y) / norm if norm else 0.0
 
 
 def _rank(delta: "Array", rounding: float) -> int:
     """Return the rank of a difference up to its rounding (`rounding` of ||delta||); 0: not low."""
-    size = norms.norm(delta)
+    size = norms.exact_norm(delta)
     limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
     if limit < 1 or not size > 0:
         return 0
@@ -171,7 +171,7 @@ def _rank(delta: "Array", rounding: float) -> int:
         probes = rng.standard_normal((delta.shape[1], tried + PROBES)).astype(np.float32)
         basis, _ = np.linalg.qr(delta @ probes)
         inside = basis.T @ delta
-        missed = norms.norm(delta - basis @ inside)
+        missed = norms.exact_norm(delta - basis @ inside)
         if missed <= allowed or missed > FULL * size:
             break
     if missed > allowed:
@@ -378,7 +378,7 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
     lifted = abs(float(delta.mean())) > MOVED * float(np.abs(delta).mean())
     if related < AKIN or abs(follows) > MOVED or lifted:
         return None  # of another checkpoint; or a function of the values, or a number added
-    size = norms.norm(delta) / (norms.norm(x) or 1.0)
+    size = norms.exact_norm(delta) / (norms.exact_norm(x) or 1.0)
     return MatrixChange(pair.key, 0, size, related, plain)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.tensor.guess import Guess, Take
 from aprfmt.measure.encoding_noise import noise
 from aprfmt.measure.nonfinite import Census, NonFinite

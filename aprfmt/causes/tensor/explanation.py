@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from aprfmt.arch.vocabulary import split_key
-from aprfmt.base.registry import offered
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.registry import offered_items
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.compound import remainder, rereadings
 from aprfmt.causes.tensor.context import PairContext
@@ -145,7 +145,7 @@ def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Explan
     from aprfmt.causes.tensor.table import TABLE
 
     long = case.a.columns == 1 and case.a.rows > LONG
-    for row in (*TABLE, *offered("explanations")):
+    for row in (*TABLE, *offered_items("explanations")):
         if long and not getattr(row, "stored", False):
             continue
         if (row.shapes or not shapes) and (row.part or not part):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.errors import AprfmtError
@@ -117,11 +117,11 @@ class Layer:
         """Return how far B is from `value`, in roundings: the whole, or its worst column."""
         y = self.b[role].reshape(-1, self.b[role].shape[-1]).astype(np.float64)
         x = value.reshape(y.shape).astype(np.float64)
-        delta, norm = x - y, np.maximum(norms.norm(x), norms.norm(y))
+        delta, norm = x - y, np.maximum(norms.exact_norm(x), norms.exact_norm(y))
         if not norm or not np.isfinite(delta).all():
             return 0.0 if not np.any(delta) else float("inf")
         slack = self.slack(role)
-        whole = float(norms.norm(delta) / norm) / slack
+        whole = float(norms.exact_norm(delta) / norm) / slack
         # The error of a block is that of its largest value, whatever the column's own size.
         least = 1.0 if self.blocked(role) else 0.01
         own = np.maximum(np.linalg.norm(y, axis=0), least * float(norm) / y.shape[1] ** 0.5)
@@ -131,8 +131,8 @@ class Layer:
         """Say whether a few rows of B are A's times a factor of every column."""
         x, y = (v[role].reshape(-1, v[role].shape[-1]) for v in (self.a, self.b))
         rows = np.linspace(0, len(x) - 1, min(8, len(x))).astype(np.int64)
-        away = norms.norm(x[rows] * factor - y[rows])
-        return bool(away <= STRAY * self.slack(role) * norms.norm(y[rows]))
+        away = norms.exact_norm(x[rows] * factor - y[rows])
+        return bool(away <= STRAY * self.slack(role) * norms.exact_norm(y[rows]))
 
     def nearer(self, role: str, value: "Array") -> bool:
         """Say whether a value is nearer to B than A is: more than a coarse encoding leaves open."""
@@ -140,8 +140,8 @@ class Layer:
 
     def distance(self, role: str, value: "Array") -> float:
         """Return ||value - B|| / ||B||."""
-        norm = norms.norm(self.b[role])
-        return norms.norm(value - self.b[role]) / norm if norm else 0.0
+        norm = norms.exact_norm(self.b[role])
+        return norms.exact_norm(value - self.b[role]) / norm if norm else 0.0
 
 
 @dataclass(frozen=True)

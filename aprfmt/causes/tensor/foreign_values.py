@@ -160,8 +160,8 @@ def _sizes(values: "Array") -> "Array":
 
 def _correlation(x: "Array", y: "Array") -> float:
     x, y = (v - v.mean() for v in (x, y))
-    norm = float(norms.norm(x) * norms.norm(y))
-    return norms.dot(x, y) / norm if norm else 0.0
+    norm = float(norms.exact_norm(x) * norms.exact_norm(y))
+    return norms.exact_dot(x, y) / norm if norm else 0.0
 
 
 def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
@@ -170,7 +170,7 @@ def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
         return _fingerprint(a) == _fingerprint(b)
     x, y = np.sort(x, axis=None), np.sort(y, axis=None)
     limit = SORTED * noise(a.encoding, b.encoding)
-    return bool(norms.norm(x - y) <= limit * norms.norm(x))
+    return bool(norms.exact_norm(x - y) <= limit * norms.exact_norm(x))
 
 
 def _fingerprint(reader: Reader) -> int:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import sample_line
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
@@ -137,8 +137,8 @@ def _renamed(case: Unequal, label: str, mine: Reader, key: str, other: Reader) -
 
 def _same_sample(x: Reader, y: Reader) -> bool:
     a, b = sample_line(x), sample_line(y)
-    norm = max(norms.norm(a), norms.norm(b))
-    return norms.norm(a - b) <= 1.5 * noise(x.encoding, y.encoding) * norm
+    norm = max(norms.exact_norm(a), norms.exact_norm(b))
+    return norms.exact_norm(a - b) <= 1.5 * noise(x.encoding, y.encoding) * norm
 
 
 def renamed(key: str, label: str, context: "PairContext") -> Explanation | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.codecs import decode

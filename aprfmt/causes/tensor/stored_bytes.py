@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.moves import to_stored
-from aprfmt.base.encodings import ENCODINGS, numbers
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.arch.element_moves import to_stored
+from aprfmt.base.encodings import ENCODINGS, block_numbers
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
@@ -59,7 +59,7 @@ STORED = 64 << 20  # bytes up to which A is laid out as B stores it
 def _halves(encoding: str) -> list[int]:
     """Return where the 16-bit floats of a block stand, which a converter swaps."""
     found, at = [], 0
-    for kind, width in numbers(encoding_row(encoding).layout):
+    for kind, width in block_numbers(encoding_row(encoding).layout):
         found += [at] * (kind == "f2")
         at += width
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import named

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.context import PairContext

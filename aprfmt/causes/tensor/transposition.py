@@ -20,8 +20,8 @@ def near(x: "Array", y: "Array", slack: float) -> bool:
     if slack == 0:
         return bool(np.array_equal(x, y, equal_nan=True))
     x, y = wide(x), wide(y)
-    norm = max(norms.norm(x), norms.norm(y))
-    return norms.norm(x - y) <= 2 * slack * norm
+    norm = max(norms.exact_norm(x), norms.exact_norm(y))
+    return norms.exact_norm(x - y) <= 2 * slack * norm
 
 
 def turned_inside(case: Unequal) -> Iterator[Guess]:

@@ -90,7 +90,7 @@ def _near(made: "Array", wanted: "Array", slack: float) -> bool:
     """Say whether two samples agree, in norm and value by value."""
     if not np.isfinite(made).all():
         return False
-    norm = max(norms.norm(made), norms.norm(wanted))
+    norm = max(norms.exact_norm(made), norms.exact_norm(wanted))
     away = np.abs(made - wanted)
     usual = norm / max(1, made.size) ** 0.5
     return bool((away <= 4 * slack * np.maximum(np.abs(wanted), usual)).all())

@@ -70,8 +70,8 @@ def _padded(context: PairContext, key: str, a: View, b: View) -> Explanation | N
     for start in range(0, few, step):
         rows = np.arange(start, min(few, start + step))
         x, y = wide(first.take(rows)), wide(second.take(rows))
-        norm = float(max(norms.norm(x), norms.norm(y)))
-        apart = norms.norm(x - y) / norm if norm else 0.0
+        norm = float(max(norms.exact_norm(x), norms.exact_norm(y)))
+        apart = norms.exact_norm(x - y) / norm if norm else 0.0
         if apart > slack or (not slack and not np.array_equal(x, y)):
             return None
         worst = max(worst, apart)

@@ -8,7 +8,7 @@ sides, and with one part of B at a time in A's place. `diff` and `diagnose` prin
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer import pre_tokenizer, special_ids, vocabulary_lists
 from aprfmt.causes.tokenizer.counts import counts

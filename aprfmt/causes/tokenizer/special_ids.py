@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, across, said

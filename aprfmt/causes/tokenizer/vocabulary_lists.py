@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aprfmt.base.protocols import Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
 from aprfmt.tokenizer.hf_json import stored_vocab

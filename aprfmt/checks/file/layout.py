@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.protocols import Damage, Note
-from aprfmt.base.text import escape, shorten
-from aprfmt.checks.context import Checked
+from aprfmt.base.text_escape import escape, shorten
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.formats.apr.layout import ALIGNMENT
-from aprfmt.formats.mapped import Shard
+from aprfmt.formats.mapped_file import Shard
 from aprfmt.model import manifest
 from aprfmt.model.manifest import between
 from aprfmt.model.relations import of_file
@@ -20,7 +20,7 @@ def _parsed(source: Any) -> list[Any]:
     return [shard.parsed for shard in source.shards]
 
 
-def layout(ctx: Checked) -> Result:
+def check_layout(ctx: CheckContext) -> Result:
     """Collect what the reader found wrong (a failure each) and remarked on (a warning each).
 
     A failure is what makes reading unsafe: tensors that overlap, offsets and sizes outside the
@@ -52,7 +52,7 @@ def _damaged(damage: Damage) -> Finding:
     return Finding(damage.where, damage.text + lost, "a file that keeps its format's rules", todo)
 
 
-def checksum(ctx: Checked) -> Result:
+def check_checksum(ctx: CheckContext) -> Result:
     """Check every byte by the checksum behind the data; NotRun where a file has none."""
     source: Any = ctx.model.source
     matches = source.footer_matches()
@@ -73,7 +73,7 @@ def checksum(ctx: Checked) -> Result:
     return Result("CRC-32 of every byte matches")
 
 
-def side_manifest(ctx: Checked) -> Result:
+def check_side_manifest(ctx: CheckContext) -> Result:
     """Check every byte by the hashes that `hash --write` left beside the model."""
     path = manifest.manifest_path(ctx.model.path)
     if not path.is_file():
@@ -88,7 +88,7 @@ def side_manifest(ctx: Checked) -> Result:
     return Result(f"{len(rows)} tensors match {path.name}", findings)
 
 
-def padding(ctx: Checked) -> Result:
+def check_padding(ctx: CheckContext) -> Result:
     """Check that what stands between header and tensors is zeros."""
     if ctx.model.damage:
         raise NotRun("the file is damaged, so which bytes belong to nothing is not known")
@@ -111,7 +111,7 @@ def _first_stray(shard: Shard[Any]) -> str:
     return ""
 
 
-def alignment(ctx: Checked) -> Result:
+def check_alignment(ctx: CheckContext) -> Result:
     """Check that every tensor begins at a multiple of 64, as most writers have it."""
     findings = []
     for path, parsed in zip(ctx.model.source.files, _parsed(ctx.model.source), strict=True):
@@ -128,7 +128,7 @@ def alignment(ctx: Checked) -> Result:
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)")
 
 
-def shards(ctx: Checked) -> Result:
+def check_shards(ctx: CheckContext) -> Result:
     """Check that a set's index, names and files agree, and that no file beside it is left over."""
     source: Any = ctx.model.source
     own = {id(note) for parsed in _parsed(source) for note in parsed.notes}
@@ -172,7 +172,7 @@ def _strays(members: set[str], folder: Path) -> list[str]:
     return found
 
 
-def names(ctx: Checked) -> Result:
+def check_names(ctx: CheckContext) -> Result:
     """Look for control, invisible and reversing characters in names of tensors and keys."""
     findings = []
     every = [("tensor", name) for name in ctx.model.source.tensors]

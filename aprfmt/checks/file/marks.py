@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 
 from aprfmt.checks import bounds
-from aprfmt.checks.context import Checked
-from aprfmt.checks.records import Finding, NotRun, Result, listed
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors.view import View
 from aprfmt.tokenizer.absent_keys import absent_types
@@ -17,7 +17,7 @@ from aprfmt.tokenizer.template_marks import Mark, cut_marks, marks, turn_end_of
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
 
-def token_types(ctx: Checked) -> Result:
+def token_types(ctx: CheckContext) -> Result:
     """Check that the marks of the chat template are tokens that are split off a text whole."""
     missing = absent_types(ctx.carried)
     findings = []
@@ -41,7 +41,7 @@ def token_types(ctx: Checked) -> Result:
     return Result(f"{len(found)} marks of the chat template", findings)
 
 
-def _template(ctx: Checked) -> tuple[Stated | None, list[Mark]]:
+def _template(ctx: CheckContext) -> tuple[Stated | None, list[Mark]]:
     """Return the tokenizer as its readers take it, and the marks of its template; once."""
     if "marks" not in ctx.kept:
         try:
@@ -53,7 +53,7 @@ def _template(ctx: Checked) -> tuple[Stated | None, list[Mark]]:
     return kept
 
 
-def token_rows(ctx: Checked) -> Result:
+def token_rows(ctx: CheckContext) -> Result:
     """Check that tokens which a chat needs have rows that were trained.
 
     They are the marks that the template writes, and the ends of a generation. A row of zeros, two
@@ -114,4 +114,4 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
 
 
 def _named(ids: list[int], texts: dict[int, str]) -> str:
-    return listed([f"{texts[i]!r} ({i})" for i in ids])
+    return list_names([f"{texts[i]!r} ({i})" for i in ids])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EXPONENTS = {2: 0x7C00, 4: 0x7F800000}  # all ones: NaN or infinity, by bytes of a float
 
 
-def first_bad(
+def first_bad_block(
     encoding: str, raw: memoryview, row_bytes: int | None = None
 ) -> tuple[int, str] | None:
     """Return (block, what is wrong) of the first bad block in whole blocks, or None.

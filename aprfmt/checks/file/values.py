@@ -1,14 +1,14 @@
 """Checks of the stored values: what the one pass over them found."""
 
-from aprfmt.arch.bind import bind
-from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.checks.context import Checked
+from aprfmt.arch.binding import bind_names
+from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.tensors.stats import tensor_stats
 
 
-def values(ctx: Checked) -> Result:
+def check_values(ctx: CheckContext) -> Result:
     """Check that every value is a number; computed buffers (masks) may hold infinities."""
     buffers = _buffers(ctx)
     findings, counted, unread = [], 0, []
@@ -44,16 +44,16 @@ def values(ctx: Checked) -> Result:
     return Result(f"{counted} tensors", findings)
 
 
-def _buffers(ctx: Checked) -> frozenset[str]:
+def _buffers(ctx: CheckContext) -> frozenset[str]:
     """Return the stored names of what is computed, not learned, where the architecture knows."""
     try:
         style = ctx.model.style
-        return frozenset(bind(ctx.spec, style, tuple(ctx.model)).buffers if style else ())
+        return frozenset(bind_names(ctx.spec, style, tuple(ctx.model)).buffers if style else ())
     except AprfmtError:
         return frozenset()
 
 
-def block_scales(ctx: Checked) -> Result:
+def check_block_scales(ctx: CheckContext) -> Result:
     """Look for scales, sub-scales and sums of blocks that no quantizer writes."""
     seen, findings = 0, []
     for name, row in ctx.census.items():
@@ -90,7 +90,7 @@ def _has_scales(encoding: str) -> bool:
     return row.known and not row.numpy and not row.safetensors
 
 
-def packed(ctx: Checked) -> Result:
+def check_packed(ctx: CheckContext) -> Result:
     """Check that every weight that is several tensors decodes: its parts are there and fit."""
     findings: list[Finding] = []
     seen = 0

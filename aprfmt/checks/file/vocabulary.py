@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.checks.bounds import PIECES_FROM, PIECES_MADE, VOCAB_SHARE
-from aprfmt.checks.context import Checked
-from aprfmt.checks.file.words import Words, read_words
-from aprfmt.checks.records import Finding, NotRun, Result, listed
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
+from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tokenizer.absent_keys import absent_ids, set_command
 from aprfmt.tokenizer.base import Engine
@@ -33,9 +33,9 @@ from aprfmt.tokenizer.vocabulary import Vocabulary
 _MANY = 20  # findings of one kind; the rest is counted
 
 
-def lists(ctx: Checked) -> Result:
+def check_lists(ctx: CheckContext) -> Result:
     """Check that the vocabulary builds: lists of their lengths, every token once."""
-    words = read_words(ctx.carried)
+    words = read_vocabulary(ctx.carried)
     findings = [
         Finding(where, f"{length} elements", f"{len(words.tokens)}, one a token",
                 "the vocabulary is damaged")
@@ -56,7 +56,7 @@ def lists(ctx: Checked) -> Result:
     return Result(f"{len(words.tokens)} tokens", findings)
 
 
-def _of_another_kind(ctx: Checked) -> list[Finding]:
+def _of_another_kind(ctx: CheckContext) -> list[Finding]:
     """Return a finding where the pieces are spelled as another kind of vocabulary spells them."""
     try:
         side = ctx.stated
@@ -90,7 +90,7 @@ def _has_ids(carried: Carried) -> bool:
     return True
 
 
-def size(ctx: Checked) -> Result:
+def check_size(ctx: CheckContext) -> Result:
     """Check that every token has a row of the embedding; in GGUF every row has a token."""
     rows, origin = _rows(ctx)
     words = ctx.words
@@ -109,7 +109,7 @@ def size(ctx: Checked) -> Result:
     expected = f"{rows}, the rows of {origin}"
     found = f"{count} tokens"
     if beyond:
-        shown = listed([f"{t!r} ({i})" for i, t in beyond])
+        shown = list_names([f"{t!r} ({i})" for i, t in beyond])
         found += f"; without a row: {shown}"
         todo = "a text that has one cannot be computed; resize the embedding, or leave them out"
     return Result(said, [Finding(words.where, found, expected, todo, level)])
@@ -119,7 +119,7 @@ def size(ctx: Checked) -> Result:
 _DENSE = ("gguf",)
 
 
-def _rows(ctx: Checked) -> tuple[int, str]:
+def _rows(ctx: CheckContext) -> tuple[int, str]:
     """Return the rows of the embedding as stored, and its name."""
     resolution = ctx.resolution
     logical = resolution.roles.get("token_embd.weight")
@@ -128,7 +128,7 @@ def _rows(ctx: Checked) -> tuple[int, str]:
     return logical.shape[0], logical.stored[0].info.name
 
 
-def ids(ctx: Checked) -> Result:
+def check_ids(ctx: CheckContext) -> Result:
     """Check that every special id is that of a token."""
     words = ctx.words
     count = len(words.tokens)
@@ -153,7 +153,7 @@ def ids(ctx: Checked) -> Result:
     return Result(f"{len(stated)} ids", findings)
 
 
-def _stale(ctx: Checked) -> list[Finding]:
+def _stale(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each id of the post-processor that is not that of the token it names."""
     try:
         side = ctx.stated
@@ -175,7 +175,7 @@ def _stale(ctx: Checked) -> list[Finding]:
     return findings[:_MANY]
 
 
-def _unstopped(ctx: Checked) -> list[Finding]:
+def _unstopped(ctx: CheckContext) -> list[Finding]:
     """Return a finding where the template ends a turn with an id at which no generation stops.
 
     Base models come with a chat template, too: their own eos is another token, and it is a warning.
@@ -193,12 +193,12 @@ def _unstopped(ctx: Checked) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _configured(ctx: Checked) -> list[tuple[str, int]]:
+def _configured(ctx: CheckContext) -> list[tuple[str, int]]:
     """Return the ids that config.json and generation_config.json state, by place."""
     return [(where, i) for where, i in _said(ctx) if type(i) is int and i >= 0]
 
 
-def _no_ids(ctx: Checked) -> list[Finding]:
+def _no_ids(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each value that stands in place of an id and is not an id."""
     return [
         Finding(where, shorten(repr(value), 80), "an id, a list of ids, or null",
@@ -208,7 +208,7 @@ def _no_ids(ctx: Checked) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _said(ctx: Checked) -> list[tuple[str, Any]]:
+def _said(ctx: CheckContext) -> list[tuple[str, Any]]:
     """Return what config.json and generation_config.json say where ids stand; -1 means none."""
     found = []
     for name, source in (
@@ -222,7 +222,7 @@ def _said(ctx: Checked) -> list[tuple[str, Any]]:
     return found
 
 
-def merges(ctx: Checked) -> Result:
+def check_merges(ctx: CheckContext) -> Result:
     """Check that every merge joins two tokens to a third."""
     words = ctx.words
     if words.merges is None:
@@ -242,7 +242,7 @@ def merges(ctx: Checked) -> Result:
     return Result(f"{len(words.merges)} merges", findings)
 
 
-def _unmade(ctx: Checked) -> list[Finding]:
+def _unmade(ctx: CheckContext) -> list[Finding]:
     """Return a finding where merges were cut: many pieces are made by none of them.
 
     Only of byte-level vocabularies, in which merging alone makes a piece of several characters.
@@ -271,7 +271,7 @@ def _unmade(ctx: Checked) -> list[Finding]:
     ]  # fmt: skip
 
 
-def round_trip(ctx: Checked) -> Result:
+def round_trip(ctx: CheckContext) -> Result:
     """Check that texts come back from their ids, where the tokenizer changes no text on the way."""
     try:
         side = ctx.stated
@@ -313,7 +313,7 @@ def _spelled(text: str, vocabulary: Vocabulary) -> bool:
     return wanted <= set(vocabulary.tokens)
 
 
-def _own_engine(ctx: Checked, side: Stated) -> Engine | None:
+def _own_engine(ctx: CheckContext, side: Stated) -> Engine | None:
     """Return the engine of what the format's readers go by; None for a kind that alters texts."""
     if not side.encodes or side.vocabulary.kind not in KIND_NAMES or _wrong_merges(ctx.words):
         return None
@@ -328,7 +328,7 @@ ROUND_TRIPS = ("Hello world, this is a test.", "7 42 1234 x**2", "na\u00efve caf
                "\u4f60\u597d")  # fmt: skip
 
 
-def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
+def _wrong_merges(words: StoredVocabulary) -> list[tuple[int, Any]]:
     known = {token for token in words.tokens if token is not None}
     wrong: list[tuple[int, Any]] = []
     for number, merge in enumerate(words.merges or ()):
@@ -342,7 +342,7 @@ def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
     return wrong
 
 
-def template(ctx: Checked) -> Result:
+def check_template(ctx: CheckContext) -> Result:
     """Check that the chat template only joins texts, and names no token the vocabulary lacks."""
     text = ctx.model.carried.chat_template()
     if text is None:
@@ -362,7 +362,7 @@ def template(ctx: Checked) -> Result:
     return Result(f"{len(text)} characters", findings)
 
 
-def _unknown_tokens(ctx: Checked) -> list[Finding]:
+def _unknown_tokens(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each control token that the template writes and no id stands for."""
     try:
         side = ctx.stated

@@ -5,19 +5,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aprfmt.base.outcome import Check, check, not_run
-from aprfmt.checks.gates.subject import Subject
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import LEFT_OUT, Answer, NotRun, Result
 from aprfmt.inference.loss import in_bits
 
 
-def baseline(subject: Subject) -> Result:
+def check_baseline(subject: ModelUnderTest) -> Result:
     """Compare the gates of this run with a baseline file."""
     if subject.baseline is None:
         raise NotRun("no baseline was given; make one with --save-baseline FILE")
-    return Result(checks=list(compare(subject.baseline, subject.done)))
+    return Result(checks=list(compare_baseline(subject.baseline, subject.done)))
 
 
-def compare(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterable[Check]:
+def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterable[Check]:
     """Yield a check for every gate and number of a baseline; what is gone is a FAIL.
 
     A gate that was not wanted this time is NOT_RUN.

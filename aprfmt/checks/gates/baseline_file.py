@@ -17,7 +17,7 @@ from aprfmt.checks.records import QaReport
 from aprfmt.checks.table import BASELINE
 from aprfmt.errors import FormatError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.jsonio import load_file
+from aprfmt.formats.bounded_json import load_file
 
 FORMAT = 1
 MAX_BYTES = 16 << 20

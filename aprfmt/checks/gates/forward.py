@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
-from aprfmt.checks.gates.golden import TEXT, Text
-from aprfmt.checks.gates.subject import Subject
+from aprfmt.checks.gates.golden import TEXT, GoldenText
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, NotRun, Result
 from aprfmt.inference import evaluation
 from aprfmt.inference.evaluation import Sample, plan
@@ -25,7 +25,7 @@ Numbers = NDArray[Any]
 STEPS = 6  # tokens run one by one
 
 
-def logits(subject: Subject) -> Result:
+def check_logits(subject: ModelUnderTest) -> Result:
     """Judge the logits of a short text: finite everywhere, the last row spread and peaked."""
     rows = subject.session.logits(subject.probe)
     last = rows[-1].astype(np.float64)
@@ -48,26 +48,26 @@ def logits(subject: Subject) -> Result:
 # --- loss -------------------------------------------------------------------------------------
 
 
-def loss(subject: Subject) -> Result:
+def check_loss(subject: ModelUnderTest) -> Result:
     """Measure the loss of each golden text in nats, and hold it to bounds on both sides."""
     kind: Literal["trained", "random"]
     kind = "random" if subject.request.random_weights else "trained"
-    texts = subject.golden.texts or (Text("harbour", TEXT),)
+    texts = subject.golden.texts or (GoldenText("harbour", TEXT),)
     checks: list[Check] = []
     measures: dict[str, Measure] = {}
     for text in texts:
         ids = _ids(subject, text)
         leading = () if subject.tokenizer is None else subject.tokenizer.leading
-        found, shifts = measure(subject.session, ids, text.name, repeated(ids, leading))
+        found, shifts = measure_loss(subject.session, ids, text.name, repeated(ids, leading))
         allowed = text.tolerance if text.tolerance is not None else _allowed(subject)
-        checks += judged(text, found, shifts, kind, allowed)
+        checks += judge_loss(text, found, shifts, kind, allowed)
         measures[f"loss {text.name}"] = Measure(
             found.nats, "nats per token", 0.01, "absolute", "rounding moves a loss far less"
         )
     return Result(checks=checks, measures=measures)
 
 
-def _ids(subject: Subject, text: Text) -> list[int]:
+def _ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
     if subject.tokenizer is not None and text.text is not None:
         return subject.tokenizer.encode(text.text)
     if text.ids is not None:
@@ -77,14 +77,14 @@ def _ids(subject: Subject, text: Text) -> list[int]:
     raise NotRun("the model carries no tokenizer, and no golden file gives token ids")
 
 
-def _allowed(subject: Subject) -> float:
+def _allowed(subject: ModelUnderTest) -> float:
     """Return how far a stated loss may be off: quantized weights, or float16, cost something."""
-    plain = all(encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
+    plain = all(find_encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
     exact = subject.session.backend.dtype in ("float32", "float64")
     return bounds.LOSS_GIVEN if plain and exact else bounds.LOSS_QUANTIZED
 
 
-def measure(
+def measure_loss(
     session: Session, ids: Sequence[int], where: str, prefix: int = 0
 ) -> tuple[MeanLoss, list[float]]:
     """Return the loss of a text, and the means against the token itself, the next, the one after.
@@ -98,8 +98,8 @@ def measure(
     return found.loss, list(found.shifts)
 
 
-def judged(
-    text: Text, found: MeanLoss, shifts: Sequence[float],
+def judge_loss(
+    text: GoldenText, found: MeanLoss, shifts: Sequence[float],
     kind: Literal["trained", "random"], allowed: float,
 ) -> list[Check]:  # fmt: skip
     """Return the checks of one text's loss; a stated loss replaces the bound on good ones."""
@@ -134,7 +134,7 @@ def judged(
 # --- state ------------------------------------------------------------------------------------
 
 
-def state(subject: Subject) -> Result:
+def check_state(subject: ModelUnderTest) -> Result:
     """Ask the same before and after other work: equal bits, in this session and a fresh one."""
     session, ids = subject.session, subject.probe
     if len(ids) < 4:
@@ -144,16 +144,16 @@ def state(subject: Subject) -> Result:
     row = session.prefill(ids)
     if not np.isfinite(row).all():
         raise NotRun("the logits are not finite; see the gate logits")
-    first = bits(row[-1])
+    first = float_bits(row[-1])
     far = rel_l2(session.prefill(other)[-1], row[-1])
-    again = bits(session.prefill(ids)[-1])
+    again = float_bits(session.prefill(ids)[-1])
     for token in list(ids[:STEPS]):
         session.step(token)
-    after_steps = bits(session.prefill(ids)[-1])
+    after_steps = float_bits(session.prefill(ids)[-1])
     session.logits(other)
-    after_whole = bits(session.prefill(ids)[-1])
+    after_whole = float_bits(session.prefill(ids)[-1])
     with subject.open_session(subject.model) as another:
-        fresh = bits(another.prefill(ids)[-1])
+        fresh = float_bits(another.prefill(ids)[-1])
     repeats = [
         ("another prompt", again), ("steps of generation", after_steps),
         ("a whole pass", after_whole), ("in a fresh session", fresh),
@@ -173,7 +173,7 @@ def state(subject: Subject) -> Result:
     return Result(checks=checks)
 
 
-def bits(values: Numbers) -> Numbers:
+def float_bits(values: Numbers) -> Numbers:
     """Return the numbers as unsigned integers: NaN compares by its bits."""
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 

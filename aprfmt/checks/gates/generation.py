@@ -11,12 +11,12 @@ from typing import Any
 
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks import bounds
-from aprfmt.checks.gates.gibberish import signals
-from aprfmt.checks.gates.golden import Prompt
-from aprfmt.checks.gates.subject import Subject
+from aprfmt.checks.gates.gibberish import gibberish_signals
+from aprfmt.checks.gates.golden import GoldenPrompt
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats import written
+from aprfmt.formats import writable_formats
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
 from aprfmt.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class Generated:
     stop: int | None
 
 
-def golden_output(subject: Subject) -> Result:
+def check_golden_output(subject: ModelUnderTest) -> Result:
     """Generate greedily from every golden prompt; compare, look for gibberish, name the side."""
     tokenizer = subject.need_tokenizer()
     prompts = subject.golden.prompts
@@ -45,12 +45,12 @@ def golden_output(subject: Subject) -> Result:
     checks: list[Check] = []
     answers: dict[str, str] = {}
     good: dict[str, bool] = {}
-    typical: dict[str, Prompt] = {}  # of each form: the first that fails, else the first
+    typical: dict[str, GoldenPrompt] = {}  # of each form: the first that fails, else the first
     for prompt in prompts:
         if prompt.messages and tokenizer.chat_template is None:
             checks.append(not_run(f"{prompt.name}-answer", "the model has no chat template"))
             continue
-        found, answer = ask(subject.session, tokenizer, prompt)
+        found, answer = check_prompt(subject.session, tokenizer, prompt)
         checks += found
         if answer is not None:
             answers[prompt.name] = answer.text
@@ -108,7 +108,7 @@ class _Remembering(Sampler):
         return self.drawn[-1]
 
 
-def generate(session: Session, tokenizer: Tokenizer, prompt: Prompt) -> Generated:
+def generate(session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt) -> Generated:
     """Answer a prompt greedily; stop tokens and template are the model's own."""
     if prompt.messages:
         text, ids = tokenizer.chat(prompt.messages)
@@ -130,8 +130,8 @@ def generate(session: Session, tokenizer: Tokenizer, prompt: Prompt) -> Generate
     return Generated(text, tuple(ids), tuple(drawn), shown, stop)
 
 
-def ask(
-    session: Session, tokenizer: Tokenizer, prompt: Prompt
+def check_prompt(
+    session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt
 ) -> tuple[list[Check], Generated | None]:
     """Return the checks of one prompt, and its answer."""
     try:
@@ -141,10 +141,10 @@ def ask(
     except AprfmtError as error:  # a NaN, a template that does not render: never a skip
         return [check(f"{prompt.name}-answer", False, str(error), "an answer",
                       "trace the model on this prompt")], None  # fmt: skip
-    return list(judged(prompt, answer, tokenizer)), answer
+    return list(judge_answer(prompt, answer, tokenizer)), answer
 
 
-def judged(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> list[Check]:
+def judge_answer(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> list[Check]:
     """Compare an answer with what is expected of it, and look for gibberish."""
     checks = []
     if prompt.messages and prompt.prompt is not None:
@@ -159,7 +159,7 @@ def judged(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> list[Chec
             "the tokenizer is another one" if not _bad(checks) else "see the template",
         ))  # fmt: skip
     said = [i for i in answer.ids if i != answer.stop]
-    found = signals(
+    found = gibberish_signals(
         answer.text, answer.prompt, said, lambda ids: tokenizer.decode(ids, skip_special=False)
     )
     checks.append(check(
@@ -172,7 +172,7 @@ def judged(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> list[Chec
     return checks
 
 
-def _end(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> Check:
+def _end(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
     """Return PASS where a stop token ended the answer; whether one would have come is not known."""
     name, count = f"{prompt.name}-end", len(answer.ids)
     if answer.stop is not None:
@@ -183,7 +183,7 @@ def _end(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> Check:
     return not_run(name, why if tokenizer.stop_ids else "the model names no stop token")
 
 
-def _expected(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> Check:
+def _expected(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
     name, todo = f"{prompt.name}-answer", "compare the model with its source: aprfmt diagnose"
     wrong = ""
     if prompt.output_ids is not None and answer.ids != prompt.output_ids:
@@ -238,14 +238,16 @@ def _short(text: str) -> str:
 
 
 def _other_side(
-    subject: Subject, typical: Mapping[str, Prompt]
+    subject: ModelUnderTest, typical: Mapping[str, GoldenPrompt]
 ) -> tuple[str | None, dict[tuple[str, str], bool | None]]:
     """Ask the model of `--against`, else a copy in another format, one prompt of each form."""
     try:
         if subject.other is not None:
             model, name = subject.other, f"{subject.other.format} (--against)"
         else:
-            target = next(name for name in written(own=True) if name != subject.model.format)
+            target = next(
+                name for name in writable_formats(own=True) if name != subject.model.format
+            )
             model, name = subject.copy(target), target
         tokenizer = model.tokenizer
         session = subject.open_session(model)
@@ -255,7 +257,7 @@ def _other_side(
     with session:
         for form, prompt in typical.items():
             if form == "direct" or tokenizer.chat_template is not None:
-                cells[name, form] = not _bad(ask(session, tokenizer, prompt)[0])
+                cells[name, form] = not _bad(check_prompt(session, tokenizer, prompt)[0])
     return name, cells
 
 

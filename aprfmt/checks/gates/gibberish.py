@@ -12,7 +12,7 @@ from aprfmt.checks.bounds import GIBBERISH
 SHOWN = 60  # characters of a repeated fragment in a message
 
 
-def signals(
+def gibberish_signals(
     text: str,
     prompt: str = "",
     ids: Sequence[int] = (),

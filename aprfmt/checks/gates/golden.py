@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.errors import FormatError
-from aprfmt.formats.jsonio import load_file
+from aprfmt.formats.bounded_json import load_file
 from aprfmt.model import Model
 
 NAME = "golden.json"  # beside the weights
@@ -39,7 +39,7 @@ TEXT = (
 
 
 @dataclass(frozen=True)
-class Prompt:
+class GoldenPrompt:
     """One prompt and what is expected of the answer; see the module's text."""
 
     name: str
@@ -67,7 +67,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Text:
+class GoldenText:
     """A text, or its ids, and the loss it should have; None: only judged as any text is."""
 
     name: str
@@ -78,39 +78,41 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Golden:
+class GoldenFile:
     """What a model is asked; `origin` is the file, or what stands in for one."""
 
     origin: str
-    prompts: tuple[Prompt, ...]
-    texts: tuple[Text, ...]
+    prompts: tuple[GoldenPrompt, ...]
+    texts: tuple[GoldenText, ...]
 
 
-DEFAULT = Golden(
+DEFAULT = GoldenFile(
     "the built-in prompts",
     (
-        Prompt("direct", "The three primary colours are"),
-        Prompt("chat", None, ({"role": "user", "content": "What is the capital of France?"},)),
+        GoldenPrompt("direct", "The three primary colours are"),
+        GoldenPrompt(
+            "chat", None, ({"role": "user", "content": "What is the capital of France?"},)
+        ),
     ),
-    (Text("harbour", TEXT),),
+    (GoldenText("harbour", TEXT),),
 )
 
 
-def find(model: Model, given: Path | None) -> Golden:
+def find_golden(model: Model, given: Path | None) -> GoldenFile:
     """Return the golden file that was given, or the model folder's own, or DEFAULT."""
     if given is not None:
-        return read(given)
+        return read_golden(given)
     if model.folder is not None and (model.folder.path / NAME).is_file():
-        return read(model.folder.path / NAME)
+        return read_golden(model.folder.path / NAME)
     return DEFAULT
 
 
-def read(path: Path) -> Golden:
+def read_golden(path: Path) -> GoldenFile:
     """Return a golden file; FormatError names the entry and key that is wrong."""
     return parse(load_file(path, max_bytes=MAX_BYTES), path)
 
 
-def parse(data: Any, path: Path) -> Golden:
+def parse(data: Any, path: Path) -> GoldenFile:
     """Return what a golden file's JSON value says; `path` begins the messages. FormatError."""
     if not isinstance(data, Mapping) or data.get("format", FORMAT) != FORMAT:
         raise FormatError(f'{path}: expected an object with "format": {FORMAT}')
@@ -118,7 +120,7 @@ def parse(data: Any, path: Path) -> Golden:
     texts = [_text(row, path) for row in _rows(data, "losses", path)]
     if not prompts and not texts:
         raise FormatError(f'{path}: holds neither "greedy" prompts nor "losses"')
-    return Golden(str(path), tuple(prompts), tuple(texts))
+    return GoldenFile(str(path), tuple(prompts), tuple(texts))
 
 
 def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:
@@ -133,7 +135,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, An
     return rows
 
 
-def _prompt(row: Mapping[str, Any], path: Path) -> Prompt:
+def _prompt(row: Mapping[str, Any], path: Path) -> GoldenPrompt:
     where = f"{path}: {row['name']:.80}"
     messages = row.get("messages", [])
     if not isinstance(messages, list) or not all(
@@ -153,7 +155,7 @@ def _prompt(row: Mapping[str, Any], path: Path) -> Prompt:
     limit = _value(row, "max_tokens", int, where)
     if limit is not None and not 0 < limit <= MOST_TOKENS:
         raise FormatError(f"{where}: max_tokens is {limit!r:.40}; expected 1 to {MOST_TOKENS}")
-    return Prompt(
+    return GoldenPrompt(
         row["name"],
         prompt,
         tuple(dict(message) for message in messages),
@@ -168,13 +170,13 @@ def _prompt(row: Mapping[str, Any], path: Path) -> Prompt:
     )
 
 
-def _text(row: Mapping[str, Any], path: Path) -> Text:
+def _text(row: Mapping[str, Any], path: Path) -> GoldenText:
     where = f"{path}: {row['name']:.80}"
     text, ids = _value(row, "text", str, where), _ids(row, "ids", where)
     if text is None and ids is None:
         raise FormatError(f"{where}: has neither text nor ids")
     numbers = (int, float)
-    return Text(
+    return GoldenText(
         row["name"], text, ids, _value(row, "nats_per_token", numbers, where),
         _value(row, "tolerance", numbers, where),
     )  # fmt: skip

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from aprfmt.checks.asking import answered, ask
+from aprfmt.checks.check_runner import make_answer, run_check
 from aprfmt.checks.gates.baseline_file import save
-from aprfmt.checks.gates.subject import QaRequest, RequestOptions, Subject
+from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest, RequestOptions
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
 from aprfmt.errors import UsageError
-from aprfmt.remote.paths import place
+from aprfmt.remote.paths import parse_location
 
 __all__ = ["QaReport", "gates", "run", "save_baseline"]
 
@@ -48,23 +48,23 @@ def run(
     `only` and `skip` are names of gates; what is left out is in the report as NOT_RUN. Beside
     `only`, the gate whose own input is given (`also`, `against`, `baseline`) is asked too. With
     fewer than `min_run` answers the report fails. `options` are the fields of
-    aprfmt.checks.gates.subject.QaRequest: arch, choice (where to run), also, against, golden,
-    baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too), accept
-    (`unread:PATTERN`s of items that no gate fails for). Raises UsageError for a name that is no
-    gate, or for a gate left out whose input is given; BackendUnavailableError for a device that is
-    not there; and what opening the model raises: FormatError, ArchError.
+    aprfmt.checks.gates.model_under_test.QaRequest: arch, choice (where to run), also, against,
+    golden, baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too),
+    accept (`unread:PATTERN`s of items that no gate fails for). Raises UsageError for a name that is
+    no gate, or for a gate left out whose input is given; BackendUnavailableError for a device that
+    is not there; and what opening the model raises: FormatError, ArchError.
     """
     rows = gates()
     names = [row.name for row in rows]
     for name in (*only, *skip):
         if name not in names:
             raise UsageError(f"gate {name!r} is not known; known: {', '.join(names)}")
-    request = QaRequest(place(model), **options)
+    request = QaRequest(parse_location(model), **options)
     asked = _asked(request, only, skip)
     backend = request.choice.open(  # a device that is not there is an error, no verdict
         deterministic=request.deterministic, threads=request.threads
     )
-    with Subject.open(request) as subject:
+    with ModelUnderTest.open(request) as subject:
         chosen = (asked if only else set(names)) - set(skip)
         for at, row in enumerate(rows):
             if progress is not None:
@@ -77,13 +77,13 @@ def run(
         )  # fmt: skip
 
 
-def _answer(row: CheckRow, subject: Subject, wanted: bool) -> Answer:
+def _answer(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
     """Ask a gate that is wanted and whose ground holds."""
     if not wanted:
-        return answered(row, Result(), LEFT_OUT)
+        return make_answer(row, Result(), LEFT_OUT)
     if row.needs == "session" and subject.outcome_of(CONTRACT) == "FAIL":
-        return answered(row, Result(), f"{CONTRACT} failed")
-    return ask(row, subject, strict=subject.request.strict)
+        return make_answer(row, Result(), f"{CONTRACT} failed")
+    return run_check(row, subject, strict=subject.request.strict)
 
 
 def save_baseline(report: QaReport, path: Path | str, *, force: bool = False) -> None:

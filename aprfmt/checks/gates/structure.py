@@ -6,10 +6,10 @@ from typing import Any
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.base.protocols import Value
 from aprfmt.checks import bounds
-from aprfmt.checks.asking import retold
-from aprfmt.checks.file.population import disagreements
-from aprfmt.checks.gates.subject import Subject
-from aprfmt.checks.records import Measure, Result, listed
+from aprfmt.checks.check_runner import repeat_result
+from aprfmt.checks.file.architecture_checks import find_disagreements
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
+from aprfmt.checks.records import Measure, Result, list_names
 from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -17,18 +17,18 @@ from aprfmt.model import Model
 # --- tensors ----------------------------------------------------------------------------------
 
 
-def tensor_contract(subject: Subject) -> Result:
+def check_tensor_contract(subject: ModelUnderTest) -> Result:
     """Hold the tensors to what configuration and architecture demand: names, shapes, encodings."""
     model, found = subject.model, subject.resolution.coverage
     checks = [
-        *retold(subject, "completeness", "tensors-complete", strict=subject.request.strict),
-        *retold(subject, "shapes", "tensors-shaped"),
-        *retold(subject, "unexpected", "tensors-claimed"),
-        *retold(subject, "architecture", "names-fit"),
+        *repeat_result(subject, "completeness", "tensors-complete", strict=subject.request.strict),
+        *repeat_result(subject, "shapes", "tensors-shaped"),
+        *repeat_result(subject, "unexpected", "tensors-claimed"),
+        *repeat_result(subject, "architecture", "names-fit"),
         _head(model),
         _presence(subject),
         _decodable(model),
-        *retold(subject, "checksum", "file-checksum"),
+        *repeat_result(subject, "checksum", "file-checksum"),
     ]
     whole = Measure(found.found, "tensors", 0, "absolute", "a tensor more or less is another model")
     return Result(
@@ -56,7 +56,7 @@ def _against_tensors(text: str) -> bool:
     return "the tensors say" in text
 
 
-def _presence(subject: Subject) -> Check:
+def _presence(subject: ModelUnderTest) -> Check:
     """Report keys that say something else than the tensors show (biases, head, vocabulary)."""
     found = [text for text in _disagreements(subject) if _against_tensors(text)]
     return check("keys-fit-tensors", not found, "; ".join(found) or "they do",
@@ -64,8 +64,8 @@ def _presence(subject: Subject) -> Check:
                  "a part was lost, or config.json is another model's")  # fmt: skip
 
 
-def _disagreements(subject: Subject) -> list[str]:
-    return [one.found for one in disagreements(subject.resolution, subject.where)]
+def _disagreements(subject: ModelUnderTest) -> list[str]:
+    return [one.found for one in find_disagreements(subject.resolution, subject.where)]
 
 
 def _decodable(model: Model) -> Check:
@@ -77,14 +77,14 @@ def _decodable(model: Model) -> Check:
             codec(tensor.encoding)
         except AprfmtError as error:
             bad.append(f"{tensor.name} ({error})")
-    return check("encodings-known", not bad, listed(bad), "every encoding has a codec",
+    return check("encodings-known", not bad, list_names(bad), "every encoding has a codec",
                  "update aprfmt, or convert with the tool that wrote it")  # fmt: skip
 
 
 # --- metadata ---------------------------------------------------------------------------------
 
 
-def metadata(subject: Subject) -> Result:
+def check_metadata(subject: ModelUnderTest) -> Result:
     """Ask whether hyperparameters and tokenizer facts can be a working model's."""
     model = subject.model
     return Result(
@@ -130,12 +130,12 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
     if model.config is None:
         names = [name for name in _STATED if rotary or name != "rope_theta"]
         guessed = [name for name in names if hp.of(name).origin == "default"]
-        yield check("hyperparameters-stated", not guessed, listed(guessed),
+        yield check("hyperparameters-stated", not guessed, list_names(guessed),
                     "nothing the forward pass needs was taken from a default",
                     "convert again from a folder with its config.json")  # fmt: skip
 
 
-def _conflicts(subject: Subject) -> Check:
+def _conflicts(subject: ModelUnderTest) -> Check:
     said = [text for text in _disagreements(subject) if not _against_tensors(text)]
     said += [note.text for note in subject.model.notes if note.level == "warning"]
     return check("no-conflicts", not said, "; ".join(said) or "none",
@@ -143,16 +143,16 @@ def _conflicts(subject: Subject) -> Check:
                  "one of them is another model's")  # fmt: skip
 
 
-def _tokenizer(subject: Subject) -> Iterator[Check]:
+def _tokenizer(subject: ModelUnderTest) -> Iterator[Check]:
     tokenizer = subject.tokenizer
     if tokenizer is None:
         yield not_run("tokenizer", "the model carries no tokenizer")
         return
     strict = subject.request.strict
-    yield from retold(subject, "vocabulary_size", "vocabulary-fits", strict=strict)
-    yield from retold(subject, "special_ids", "special-ids-inside", strict=strict)
+    yield from repeat_result(subject, "vocabulary_size", "vocabulary-fits", strict=strict)
+    yield from repeat_result(subject, "special_ids", "special-ids-inside", strict=strict)
     yield check("stop-tokens", bool(tokenizer.stop_ids),
-                listed([f"{i} {tokenizer.token(i)!r}" for i in sorted(tokenizer.stop_ids)]),
+                list_names([f"{i} {tokenizer.token(i)!r}" for i in sorted(tokenizer.stop_ids)]),
                 "at least one", "generation would never stop: set eos_token_id")  # fmt: skip
     if tokenizer.chat_template is not None:
-        yield from retold(subject, "chat_template", "template-harmless")
+        yield from repeat_result(subject, "chat_template", "template-harmless")

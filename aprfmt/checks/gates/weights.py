@@ -14,9 +14,9 @@ from aprfmt.arch.spec import split_key
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.bounds import RoleBounds, numbers, role_bounds
-from aprfmt.checks.gates.subject import Subject
-from aprfmt.checks.records import Measure, Result, listed
-from aprfmt.tensors.stats import Accumulator, Stats, merge, tensor_stats
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
+from aprfmt.checks.records import Measure, Result, list_names
+from aprfmt.tensors.stats import Accumulator, Stats, merge_stats, tensor_stats
 from aprfmt.tensors.view import View
 
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
@@ -31,7 +31,7 @@ class RoleStats:
     numbers: Mapping[str, float]
 
 
-def init_statistics(subject: Subject) -> Result:
+def check_init_statistics(subject: ModelUnderTest) -> Result:
     """Bound mean, deviation, norm and zeros of every tensor by the part it plays."""
     model = subject.model
     arch, block = model.spec.name, model.spec.block
@@ -58,7 +58,7 @@ def init_statistics(subject: Subject) -> Result:
 def logical_stats(tensor: View) -> Stats:
     """Return the statistics of a logical tensor, without decoding it whole where steps allow."""
     if tensor.moves is not None and len(tensor.roles) == 1:
-        return merge(tensor_stats(stored) for stored in tensor.stored)  # moved, not changed
+        return merge_stats(tensor_stats(stored) for stored in tensor.stored)  # moved, not changed
     accumulator = Accumulator()
     for *_, rows in tensor.chunks(ELEMENTS_AT_ONCE):
         accumulator.add(rows)
@@ -79,14 +79,14 @@ def _judge(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
     expected = "; ".join(f"{name} {limit}" for name, limit in bound.items())
     ranges = _row(rows)["range"].items()
     seen = ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in ranges)
-    return check(f"weights-{role}", not wrong, listed(wrong) if wrong else seen, expected,
+    return check(f"weights-{role}", not wrong, list_names(wrong) if wrong else seen, expected,
                  "compare with the source: were these weights filled, and read as their own type?",
                  f"{len(rows)} tensors")  # fmt: skip
 
 
 def _joined(rows: list[RoleStats]) -> dict[str, float]:
     """Return mean and deviation over all layers."""
-    stats = merge(row.stats for row in rows)
+    stats = merge_stats(row.stats for row in rows)
     return {} if stats.mean is None or stats.std is None else {"mean": stats.mean, "std": stats.std}
 
 
@@ -95,7 +95,7 @@ def _row(rows: list[RoleStats]) -> dict[str, Any]:
     names = ("mean", "std", "rms", "absmax")
     return {
         "tensors": len(rows),
-        "stats": merge(row.stats for row in rows).to_json(),
+        "stats": merge_stats(row.stats for row in rows).to_json(),
         "range": {name: [min(found), max(found)] for name in names
                   for found in [[row.numbers[name] for row in rows]]},
     }  # fmt: skip

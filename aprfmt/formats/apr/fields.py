@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from aprfmt.base.protocols import Region
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.formats.apr.layout import HEADER_SIZE
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.cursor import Cursor
-from aprfmt.formats.fields import HeaderField, fixed
+from aprfmt.formats.header_field import HeaderField, sequential_fields
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
@@ -18,7 +18,7 @@ def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     crc = f"0x{header.checksum:08x}"
     if header.checksum != header.computed_checksum:
         crc += f", computed 0x{header.computed_checksum:08x}"
-    yield from fixed(
+    yield from sequential_fields(
         [
             ("magic", 4, repr(header.magic)[2:-1]), ("version_major", 1, header.major),
             ("version_minor", 1, header.minor), ("flags", 2, flags),

@@ -80,19 +80,19 @@ CODES: dict[int, tuple[str, ...]] = {
 _SUPERBLOCK = 256  # K-quants: the only blocks whose rows a writer pads
 
 
-def holds(row: Encoding) -> bool:
+def can_store(row: Encoding) -> bool:
     """Say whether the format has a code for an encoding."""
     return row.apr is not None
 
 
-def align(count: int) -> int:
+def align_size(count: int) -> int:
     """Return `count` rounded up to the next multiple of 64."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-def padding(count: int) -> bytes:
+def padding_bytes(count: int) -> bytes:
     """Return the zeros that follow `count` bytes."""
-    return bytes(align(count) - count)
+    return bytes(align_size(count) - count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Header:
 
 def fresh_header(flags: int, count: int, metadata_size: int, index_size: int) -> Header:
     """Return the sealed header the reference writer makes for these sizes."""
-    index_offset = HEADER_SIZE + align(metadata_size)
+    index_offset = HEADER_SIZE + align_size(metadata_size)
     return Header(
         MAGIC,
         *VERSION,
@@ -160,7 +160,7 @@ def fresh_header(flags: int, count: int, metadata_size: int, index_size: int) ->
         HEADER_SIZE,
         metadata_size,
         index_offset,
-        index_offset + align(index_size),
+        index_offset + align_size(index_size),
         0,
         bytes(20),
     ).sealed()
@@ -190,7 +190,7 @@ class PossibleSize:
     row_bytes: int | None
 
 
-def fits(row: Encoding, shape: Sequence[int]) -> tuple[PossibleSize, ...]:
+def possible_sizes(row: Encoding, shape: Sequence[int]) -> tuple[PossibleSize, ...]:
     """Return the sizes that APR writers give a tensor of `shape`, the preferred one first.
 
     In a 2-D K-quant every row is padded. Every other tensor is cut into blocks regardless of rows,
@@ -207,10 +207,12 @@ def fits(row: Encoding, shape: Sequence[int]) -> tuple[PossibleSize, ...]:
     return (padded, flat) if padded != flat else (padded,)
 
 
-def resolve(code: int, shape: Sequence[int], nbytes: int) -> tuple[str, PossibleSize] | None:
+def resolve_encoding(
+    code: int, shape: Sequence[int], nbytes: int
+) -> tuple[str, PossibleSize] | None:
     """Return the encoding a dtype code means for this shape and size; None if no meaning fits."""
     for name in CODES.get(code, ()):
-        for fit in fits(ENCODINGS[name], shape):
+        for fit in possible_sizes(ENCODINGS[name], shape):
             if fit.nbytes == nbytes:
                 return name, fit
     return None
@@ -220,11 +222,11 @@ def expected_sizes(code: int, shape: Sequence[int]) -> str:
     """Return the sizes a code could have for a shape, for a message: `F64 16, Q4_1 20`."""
     found: list[str] = []
     for name in CODES[code]:
-        sizes = sorted({fit.nbytes for fit in fits(ENCODINGS[name], shape)})
+        sizes = sorted({fit.nbytes for fit in possible_sizes(ENCODINGS[name], shape)})
         found.append(f"{name} {' or '.join(map(str, sizes))}")
     return ", ".join(found)
 
 
-def order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
+def storage_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
     """Return the tensors in the order the reference's in-memory writer stores them: by name."""
     return sorted(infos, key=lambda info: info.name.encode("utf-8", "surrogatepass"))

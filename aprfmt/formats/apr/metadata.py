@@ -10,9 +10,9 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.errors import ConversionError
-from aprfmt.formats.jsonio import dumps
+from aprfmt.formats.bounded_json import dumps
 
 _MAX_DEPTH = 64  # same limit as in reading
 _SIMPLE = frozenset((str, int, bool, type(None)))
@@ -112,12 +112,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
 _NAMES = (*(key.name for key in TYPED), *(alias for group in ALIASES.values() for alias in group))
 
 
-def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+def typed_keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     """Return the typed keys and their aliases, which are the same for every architecture."""
     return dict.fromkeys(_NAMES, ())
 
 
-def misfits(metadata: Mapping[str, Value]) -> list[str]:
+def type_mismatches(metadata: Mapping[str, Value]) -> list[str]:
     """Return a sentence for every typed key whose value has another JSON type.
 
     The reference refuses such a file; here it is a warning.
@@ -130,7 +130,7 @@ def misfits(metadata: Mapping[str, Value]) -> list[str]:
     return found
 
 
-def canonical(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, Value]:
+def canonical_metadata(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, Value]:
     """Return the metadata for writing: plain values, one name per alias group.
 
     Nulls of typed keys and of aliases are left out, and an alias that repeats the value of its
@@ -138,7 +138,8 @@ def canonical(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, Va
     another type.
     """
     plain = {
-        name: value.value if isinstance(value, Typed) else value for name, value in metadata.items()
+        name: value.value if isinstance(value, TypedValue) else value
+        for name, value in metadata.items()
     }
     for name in _NAMES:
         if name in plain and plain[name] is None:
@@ -152,7 +153,7 @@ def canonical(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, Va
                     f"{alias} = {plain[alias]!r}, which name the same field; drop one of them"
                 )
             del plain[alias]
-    for sentence in misfits(plain):
+    for sentence in type_mismatches(plain):
         raise ConversionError(f"{where}: {sentence}; APR readers refuse such a file")
     return plain
 

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Region, TensorInfo, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
-from aprfmt.formats import carried, jsonio
+from aprfmt.formats import bounded_json, unsupported_encodings
 from aprfmt.formats.apr import layout
-from aprfmt.formats.apr.extent import check_end, check_regions
 from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Header
-from aprfmt.formats.apr.metadata import misfits
-from aprfmt.formats.apr.parsed import IndexEntry, ParsedApr
+from aprfmt.formats.apr.metadata import type_mismatches
+from aprfmt.formats.apr.regions import check_end, check_regions
+from aprfmt.formats.apr.structure import IndexEntry, ParsedApr
 from aprfmt.formats.cursor import MAX_COUNT, MAX_DIMS, MAX_METADATA, Cursor
-from aprfmt.formats.damage import Faults, label
+from aprfmt.formats.damage import Faults, tensor_label
 
 _ENTRY_TAIL = struct.Struct("<QQ")
 _JSON_INDEX = b"[{"  # one loader's dump writes its index as JSON
@@ -52,10 +52,10 @@ def _parse_compressed(
     try:
         parsed = _parse_plain(buffer, header, legacy, partial, Faults(where, False))
     except FormatError as plain_error:
-        from aprfmt.formats.apr.compressed import expand
+        from aprfmt.formats.apr.compression import expand_file
 
         try:
-            whole = memoryview(expand(buffer[:], header.flags, where)).toreadonly()
+            whole = memoryview(expand_file(buffer[:], header.flags, where)).toreadonly()
         except FormatError as error:
             looks_plain = bytes(buffer[HEADER_SIZE : HEADER_SIZE + 2]) == b'{"'
             if looks_plain and faults.collect:
@@ -121,7 +121,9 @@ def _parse_plain(
     metadata = _read_metadata(parsed)
     _read_index(parsed)
     stored = {entry.info.name: entry.info for entry in parsed.entries}
-    parsed.metadata, parsed.infos, notes = carried.join(metadata, stored, parsed.where)
+    parsed.metadata, parsed.infos, notes = unsupported_encodings.restore_encodings(
+        metadata, stored, parsed.where
+    )
     parsed.notes += notes
     check_regions(parsed)
     check_end(parsed, partial)
@@ -175,10 +177,10 @@ def _metadata(parsed: ParsedApr) -> dict[str, Value]:
     if not raw:
         raise FormatError(f"{place}: is empty; APR v2 needs a JSON object")
     try:
-        metadata = jsonio.loads(raw, place, max_bytes=MAX_METADATA, surrogates=True)
+        metadata = bounded_json.loads(raw, place, max_bytes=MAX_METADATA, surrogates=True)
     except FormatError as error:
         # Some training checkpoints hold a key twice; the reference keeps the last.
-        metadata = jsonio.loads(
+        metadata = bounded_json.loads(
             raw, place, max_bytes=MAX_METADATA, surrogates=True, duplicates="last"
         )
         parsed.warn(
@@ -187,7 +189,7 @@ def _metadata(parsed: ParsedApr) -> dict[str, Value]:
         )
     if not isinstance(metadata, dict):
         raise FormatError(f"{place}: is {type(metadata).__name__}; APR v2 needs a JSON object")
-    for sentence in misfits(metadata):
+    for sentence in type_mismatches(metadata):
         parsed.warn("metadata_type", f"{sentence}; the reference refuses the file for it")
     return metadata
 
@@ -200,7 +202,7 @@ def _read_index(parsed: ParsedApr) -> None:
     for raw_name, entry in _entries(cursor, parsed):
         name = entry.info.name
         if raw_name in seen:
-            what = f"{parsed.where}: {label(name)} stands twice in the index"
+            what = f"{parsed.where}: {tensor_label(name)} stands twice in the index"
             parsed.faults.add(FormatError(f"{what}; names must be unique"), name)
         seen.add(raw_name)
         if raw_name < last:
@@ -212,7 +214,7 @@ def _read_index(parsed: ParsedApr) -> None:
             legacy.setdefault(meaning, []).append(name)
     parsed.index_end = cursor.offset
     if unsorted:
-        tensor = label(unsorted)
+        tensor = tensor_label(unsorted)
         parsed.warn(
             "unsorted_index",
             f"the index is not sorted by name from {tensor} on; aprender refuses that",
@@ -220,7 +222,7 @@ def _read_index(parsed: ParsedApr) -> None:
     for meaning, names in legacy.items():
         parsed.warn(
             "legacy_format",
-            f"{len(names)} tensors have legacy {meaning}, the first is {label(names[0])}",
+            f"{len(names)} tensors have legacy {meaning}, the first is {tensor_label(names[0])}",
         )
 
 
@@ -281,7 +283,7 @@ def _read_entry(
     what, at = f"index entry {number}", cursor.offset
     raw_name = bytes(cursor.take(cursor.uint(2, what), f"name of {what}"))
     name = _decode_name(raw_name, at, what, parsed)
-    tensor = label(name)
+    tensor = tensor_label(name)
     code, ndim = cursor.take(2, f"{what} ({tensor})")
     if ndim > MAX_DIMS:
         raise FormatError(
@@ -291,7 +293,7 @@ def _read_entry(
     shape = struct.unpack(f"<{ndim}Q", cursor.take(8 * ndim, f"shape of {tensor}"))
     offset, nbytes = _ENTRY_TAIL.unpack(cursor.take(_ENTRY_TAIL.size, f"extent of {tensor}"))
     encoding, row_bytes = f"type#{code}", None
-    found = layout.resolve(code, shape, nbytes)
+    found = layout.resolve_encoding(code, shape, nbytes)
     if code not in CODES:
         known = ", ".join(map(str, CODES))
         error: FormatError = UnsupportedError(
@@ -321,7 +323,7 @@ def _decode_name(raw: bytes, at: int, what: str, parsed: ParsedApr) -> str:
         if len(raw) == layout.MAX_NAME_BYTES and error.start >= len(raw) - 3:
             parsed.warn(
                 "cut_name",
-                f"the name of {what} is cut at {layout.MAX_NAME_BYTES} bytes: {label(name)}",
+                f"the name of {what} is cut at {layout.MAX_NAME_BYTES} bytes: {tensor_label(name)}",
             )
             return name
         wrong = FormatError(

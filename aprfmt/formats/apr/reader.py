@@ -5,11 +5,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from aprfmt.formats.apr.parse import parse
-from aprfmt.formats.apr.sets import open_manifest, open_siblings
+from aprfmt.formats.apr.shard_set import open_manifest, open_siblings
 from aprfmt.formats.apr.source import AprShard as AprShard
 from aprfmt.formats.apr.source import AprSource as AprSource
-from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
-from aprfmt.remote.paths import place
+from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
+from aprfmt.remote.paths import parse_location
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> AprSource:
@@ -20,7 +20,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     `damage`.
     Raises FormatError (TruncatedError, UnsupportedError).
     """
-    path = place(path)
+    path = parse_location(path)
     with ExitStack() as stack:
 
         def read(file_path: Path) -> AprShard:

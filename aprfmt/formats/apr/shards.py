@@ -13,10 +13,10 @@ from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
-from aprfmt.formats import jsonio
-from aprfmt.formats.apr.parsed import ParsedApr
+from aprfmt.formats import bounded_json
+from aprfmt.formats.apr.structure import ParsedApr
 from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.shardset import MAX_INDEX, member
+from aprfmt.formats.shard_set import MAX_INDEX, member_path
 
 MAX_SHARDS = 99_999  # five digits in the names
 MANIFEST_VERSION = "2.0"
@@ -28,7 +28,7 @@ def shard_name(stem: str, number: int, count: int) -> str:
     return f"{stem}-{number:05d}-of-{count:05d}.apr"
 
 
-def stem_of(name: str) -> str:
+def shard_stem(name: str) -> str:
     """Return STEM of STEM.apr or STEM-00000-of-00002.apr."""
     match = _NAME.fullmatch(name)
     return match["stem"] if match else Path(name).stem
@@ -39,7 +39,7 @@ def manifest_name(stem: str) -> str:
     return f"{stem}-manifest.json"
 
 
-def manifest(shards: Sequence[tuple[str, int, Sequence[str]]]) -> dict[str, Value]:
+def make_manifest(shards: Sequence[tuple[str, int, Sequence[str]]]) -> dict[str, Value]:
     """Return the manifest of (file name, file size, stored tensor names) in shard order."""
     return {
         "version": MANIFEST_VERSION,
@@ -55,7 +55,7 @@ def manifest(shards: Sequence[tuple[str, int, Sequence[str]]]) -> dict[str, Valu
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ManifestShard:
     """One shard of a manifest; `tensors` are stored names, `size` is in bytes."""
 
     path: Path
@@ -63,12 +63,12 @@ class Member:
     tensors: frozenset[str]
 
 
-def read_manifest(path: Path) -> list[Member]:
+def read_manifest(path: Path) -> list[ManifestShard]:
     """Return the shards a manifest names, in order; FormatError if it contradicts itself."""
-    return parse_manifest(jsonio.load_file(path, MAX_INDEX), path)
+    return parse_manifest(bounded_json.load_file(path, MAX_INDEX), path)
 
 
-def parse_manifest(value: Any, path: Path) -> list[Member]:
+def parse_manifest(value: Any, path: Path) -> list[ManifestShard]:
     """Return the shards of a manifest's JSON value, in order; FormatError, as `read_manifest`."""
     where = str(path)
     if not isinstance(value, dict) or not isinstance(value.get("shards"), list):
@@ -104,7 +104,7 @@ def _is_index(value: Any, at: int) -> bool:
     return type(value) is int and value == at
 
 
-def _member(manifest_path: Path, at: int, shard: Any) -> Member:
+def _member(manifest_path: Path, at: int, shard: Any) -> ManifestShard:
     where = f"{manifest_path}: shard {at}"
     if not isinstance(shard, dict):
         raise FormatError(f"{where} is {type(shard).__name__}; expected an object")
@@ -116,8 +116,8 @@ def _member(manifest_path: Path, at: int, shard: Any) -> Member:
             f"{where}: has size {size!r} and index {shard.get('index')!r}; "
             f"expected a number of bytes and {at}"
         )
-    path = member(manifest_path.parent, shard.get("filename"), str(manifest_path))
-    return Member(path, size, frozenset(names))
+    path = member_path(manifest_path.parent, shard.get("filename"), str(manifest_path))
+    return ManifestShard(path, size, frozenset(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ShardNumber:
     count: int
 
 
-def place_of(parsed: ParsedApr) -> ShardNumber | None:
+def stated_shard_number(parsed: ParsedApr) -> ShardNumber | None:
     """Return what a file's metadata says about shards, or None for a single-file model.
 
     Raises FormatError for a number outside the count.
@@ -147,7 +147,7 @@ def place_of(parsed: ParsedApr) -> ShardNumber | None:
     return ShardNumber(number, count)
 
 
-def siblings(path: Path, place: ShardNumber) -> list[Path] | None:
+def sibling_paths(path: Path, place: ShardNumber) -> list[Path] | None:
     """Return the paths of the whole set by this shard's name, or None if it has another pattern.
 
     Names may count from 0 or from 1: this shard's stated number tells which.

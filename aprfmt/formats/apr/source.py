@@ -5,15 +5,15 @@ from pathlib import Path
 
 from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Source, Value
-from aprfmt.formats import mapped
+from aprfmt.formats import mapped_file
 from aprfmt.formats.apr.layout import Header
-from aprfmt.formats.apr.parsed import FooterState, ParsedApr
-from aprfmt.formats.mapped import BufferFile
-from aprfmt.formats.shardset import union
-from aprfmt.formats.summing import combine
+from aprfmt.formats.apr.structure import FooterState, ParsedApr
+from aprfmt.formats.crc_combine import combine_crcs
+from aprfmt.formats.mapped_file import BufferFile
+from aprfmt.formats.shard_set import join_tensors
 
 
-class AprShard(mapped.Shard[ParsedApr]):
+class AprShard(mapped_file.Shard[ParsedApr]):
     """One open file and its structure; the tensors are the logical ones, in index order."""
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class AprShard(mapped.Shard[ParsedApr]):
         if known is not None and parsed.footer == "present" and not parsed.expanded:
             footer = bytes(parsed.buffer[parsed.end : parsed.size])
             before = int.from_bytes(footer, "little")  # what is before it has that, if it is right
-            return combine(before, crc32(footer), len(footer)) == known
+            return combine_crcs(before, crc32(footer), len(footer)) == known
         at_end, crc = parsed.size - 4, 0
         for stop in sorted({parsed.end, max(parsed.end, at_end)}):
             start = parsed.end if stop > parsed.end else 0
@@ -66,7 +66,7 @@ class AprShard(mapped.Shard[ParsedApr]):
             at = max(at, stop)
 
 
-class AprSource(mapped.MappedSource[AprShard]):
+class AprSource(mapped_file.MappedSource[AprShard]):
     """An open APR model: one file, or all shards of a set.
 
     `tensors` are logical: encodings APR has no code for are joined back under their own name and
@@ -85,7 +85,7 @@ class AprSource(mapped.MappedSource[AprShard]):
         self.tensors: Mapping[str, LazyTensor] = shards[0].tensors
         if len(shards) > 1:
             self.metadata = {k: v for k, v in first.metadata.items() if k != "sharding"}
-            self.tensors = union([(s.file.path, s.tensors) for s in shards], str(path))
+            self.tensors = join_tensors([(s.file.path, s.tensors) for s in shards], str(path))
 
     @property
     def header(self) -> Header:

@@ -11,18 +11,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.errors import CodecError, ConversionError, UsageError
-from aprfmt.formats import carried, sequential
+from aprfmt.formats import sequential, unsupported_encodings
 from aprfmt.formats.apr import layout
-from aprfmt.formats.apr.layout import BITS, COMPRESSED, align
-from aprfmt.formats.apr.metadata import TYPED_NAMES, canonical, spell_metadata
+from aprfmt.formats.apr.layout import BITS, COMPRESSED, align_size
+from aprfmt.formats.apr.metadata import TYPED_NAMES, canonical_metadata, spell_metadata
 from aprfmt.formats.apr.reader import AprSource
-from aprfmt.formats.apr.shards import MAX_SHARDS, manifest, manifest_name, shard_name, stem_of
+from aprfmt.formats.apr.shards import (
+    MAX_SHARDS,
+    make_manifest,
+    manifest_name,
+    shard_name,
+    shard_stem,
+)
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.damage import label
-from aprfmt.formats.jsonio import dumps
+from aprfmt.formats.bounded_json import dumps
+from aprfmt.formats.damage import tensor_label
 
 _U64 = 1 << 64
 _MAX_METADATA = (1 << 32) - 1
@@ -60,28 +66,28 @@ class AprSink(sequential.SequentialSink):
     def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
         """Return the order to plan and write in: by name, or the order of `like`."""
         if self._like is None or len(self._like.shards) > 1:
-            return layout.order(infos)
+            return layout.storage_order(infos)
         places = {info.name: (info.offset, info.nbytes) for info in _infos(self._like)}
         last = (_U64, 0)
-        return sorted(layout.order(infos), key=lambda info: places.get(info.name, last))
+        return sorted(layout.storage_order(infos), key=lambda info: places.get(info.name, last))
 
     def _lay_out(
-        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[sequential.Program]:
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[sequential.FileProgram]:
         where, like = str(self._path), self._like
         same = like is not None and _same_metadata(like, metadata)
         if like is not None and same and _unchanged(like, infos, self._limit):
             return [_copy(self._path, like, infos)]
         for info in infos:
             _check(info, where)
-        parts = sequential.deal(infos, self._limit, where)
+        parts = sequential.distribute_tensors(infos, self._limit, where)
         flags = _flags(metadata, infos) | (
             like.header.flags & ~_NOT_KEPT if like is not None else 0
         )
         if like is not None and same and len(parts) == 1:
             if _described(infos) == _described(_infos(like)):
                 return [_fresh(self._path, like.metadata_raw, infos, flags)]
-        plain = canonical(metadata, where)
+        plain = canonical_metadata(metadata, where)
         plain.setdefault("param_count", sum(math.prod(info.shape) for info in infos))
         if isinstance(plain.get("sharding"), Mapping) and plain["sharding"].get("shard_count") != 1:
             del plain["sharding"]  # described the source's shards
@@ -92,7 +98,7 @@ class AprSink(sequential.SequentialSink):
 
     def _set(
         self, plain: Mapping[str, Value], parts: Sequence[Sequence[TensorInfo]], flags: int
-    ) -> list[sequential.Program]:
+    ) -> list[sequential.FileProgram]:
         """Return the shards and their manifest; only the first shard has the custom keys."""
         where, count = str(self._path), len(parts)
         if count > MAX_SHARDS:
@@ -100,9 +106,9 @@ class AprSink(sequential.SequentialSink):
                 f"{where}: {count} shards of {self._limit} bytes; the limit is {MAX_SHARDS}; "
                 "allow larger ones"
             )
-        stem = stem_of(self._path.name)
+        stem = shard_stem(self._path.name)
         total = sum(info.nbytes for part in parts for info in part)
-        programs: list[sequential.Program] = []
+        programs: list[sequential.FileProgram] = []
         rows: list[tuple[str, int, Sequence[str]]] = []
         for number, part in enumerate(parts):
             sharding = {"shard_count": count, "shard_index": number, "total_size": total}
@@ -111,11 +117,13 @@ class AprSink(sequential.SequentialSink):
             path = self._path.with_name(shard_name(stem, number, count))
             program = _fresh(path, raw, part, flags)
             programs.append(program)
-            names = sorted(carried.stored_info(info, layout.holds).name for info in part)
+            names = sorted(
+                unsupported_encodings.stored_info(info, layout.can_store).name for info in part
+            )
             rows.append((path.name, sequential.program_size(program), names))
-        text = json.dumps(manifest(rows), indent=2, ensure_ascii=False)
+        text = json.dumps(make_manifest(rows), indent=2, ensure_ascii=False)
         path = self._path.with_name(manifest_name(stem))
-        return [*programs, sequential.Program(path, (text + "\n").encode("utf-8"))]
+        return [*programs, sequential.FileProgram(path, (text + "\n").encode("utf-8"))]
 
 
 def open_sink(
@@ -153,13 +161,13 @@ def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
 
 def _described(infos: Iterable[TensorInfo]) -> dict[str, Value]:
     """Return the metadata entry for tensors that the format has no code for."""
-    return carried.describe(infos, layout.holds)
+    return unsupported_encodings.carried_record(infos, layout.can_store)
 
 
 def _check(info: TensorInfo, where: str) -> None:
     """Raise ConversionError for a tensor that APR cannot hold."""
-    what = f"{where}: {label(info.name)}"
-    stored = carried.stored_info(info, layout.holds)
+    what = f"{where}: {tensor_label(info.name)}"
+    stored = unsupported_encodings.stored_info(info, layout.can_store)
     length = len(_name(stored))
     if length > layout.MAX_NAME_BYTES:
         raise ConversionError(
@@ -172,10 +180,10 @@ def _check(info: TensorInfo, where: str) -> None:
         )
     if any(not 0 <= size < _U64 for size in (*stored.shape, info.nbytes)):
         raise ConversionError(f"{what}: shape {list(info.shape)}; sizes are 0 to 2^64-1")
-    row = encoding(info.encoding)
+    row = find_encoding(info.encoding)
     try:
         if row.apr is not None:
-            sizes = [fit.nbytes for fit in layout.fits(row, info.shape)]
+            sizes = [fit.nbytes for fit in layout.possible_sizes(row, info.shape)]
         else:
             sizes = [row.nbytes(info.shape) if row.known else info.nbytes]
     except CodecError as error:
@@ -198,35 +206,35 @@ def _name(info: TensorInfo) -> bytes:
 
 def _fresh(
     path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int
-) -> sequential.Program:
+) -> sequential.FileProgram:
     """Return one complete file: data in the order of `infos`, index sorted by name."""
-    stored = [carried.stored_info(info, layout.holds) for info in infos]
+    stored = [unsupported_encodings.stored_info(info, layout.can_store) for info in infos]
     sequential.check_unique(stored, str(path))
     entries: list[tuple[bytes, bytes]] = []
     body: list[sequential.Segment] = []
     at = 0
     for info, place in zip(infos, stored, strict=True):
-        code = encoding(place.encoding).apr
+        code = find_encoding(place.encoding).apr
         assert code is not None  # stored_info gives nothing else
         name = _name(place)
         entries.append((name, layout.pack_entry(name, code, place.shape, at, place.nbytes)))
-        body += [sequential.Room(info.name, info.nbytes), layout.padding(info.nbytes)]
-        at += align(info.nbytes)
+        body += [sequential.TensorSlot(info.name, info.nbytes), layout.padding_bytes(info.nbytes)]
+        at += align_size(info.nbytes)
     index = b"".join(entry for _, entry in sorted(entries))
     header = layout.fresh_header(flags, len(infos), len(metadata), len(index))
     head = [
         header.pack(),
         metadata,
-        layout.padding(len(metadata)),
+        layout.padding_bytes(len(metadata)),
         index,
-        layout.padding(len(index)),
+        layout.padding_bytes(len(index)),
     ]
-    return sequential.Program(path, b"".join(head), [*body, sequential.Checksum()])
+    return sequential.FileProgram(path, b"".join(head), [*body, sequential.Checksum()])
 
 
-def _flags(metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -> int:
+def _flags(metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> int:
     """Return the flags that are true of a fresh file."""
-    quantized = any(not encoding(info.encoding).numpy for info in infos)
+    quantized = any(not find_encoding(info.encoding).numpy for info in infos)
     return (
         BITS["LAYOUT_ROW_MAJOR"]
         | BITS["QUANTIZED"] * quantized
@@ -234,11 +242,11 @@ def _flags(metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -
     )
 
 
-def _same_metadata(like: AprSource, metadata: Mapping[str, Value | Typed]) -> bool:
+def _same_metadata(like: AprSource, metadata: Mapping[str, Value | TypedValue]) -> bool:
     """Say whether the metadata equal those of `like`; compared as JSON, as 1 == True in Python."""
     if len(like.shards) > 1:
         return False
-    plain = {k: v.value if isinstance(v, Typed) else v for k, v in metadata.items()}
+    plain = {k: v.value if isinstance(v, TypedValue) else v for k, v in metadata.items()}
     return dumps(plain) == dumps(dict(like.metadata))
 
 
@@ -262,7 +270,7 @@ def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) 
     return len(ours) == len(infos) and offsets == sorted(offsets)
 
 
-def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequential.Program:
+def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequential.FileProgram:
     """Return a copy of `like`: all bytes between the tensors verbatim, then the footer.
 
     The footer's checksum is computed from what is written, unless the source's own footer is
@@ -278,7 +286,7 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequentia
         if info.nbytes:
             body.append(buffer[at : info.offset])
             at = info.offset + info.nbytes
-        body.append(sequential.Room(info.name, info.nbytes))
+        body.append(sequential.TensorSlot(info.name, info.nbytes))
     body.append(buffer[at : parsed.end])
     after = bytes(buffer[parsed.end :])
     if parsed.footer == "present":
@@ -290,4 +298,4 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequentia
         body.append(sequential.Checksum(settle))
     else:
         body.append(after)
-    return sequential.Program(path, bytes(buffer[:data]), body)
+    return sequential.FileProgram(path, bytes(buffer[:data]), body)

@@ -6,17 +6,19 @@ once one is found.
 
 from typing import Any
 
-from aprfmt.base.registry import late
+from aprfmt.base.registry import lazy_function
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.gguf.layout import ARRAY, MAGIC, MAX_DIMS, MAX_NAME_BYTES, TYPE_BY_NAME
 
-_KEYS = late("aprfmt.formats.gguf.known_keys:keys")
+_KEYS = lazy_function("aprfmt.formats.gguf.known_keys:known_keys")
 
 
-def takes(value: Any) -> bool:
+def can_store_value(value: Any) -> bool:
     """Say whether a plain value fits a GGUF key: text, numbers, and arrays of one kind of them."""
     if isinstance(value, list):
-        return bool(value) and len({type(item) for item in value}) == 1 and takes(value[0])
+        return (
+            bool(value) and len({type(item) for item in value}) == 1 and can_store_value(value[0])
+        )
     return isinstance(value, (str, int, float))
 
 
@@ -24,14 +26,14 @@ FORMAT = FormatSpec(
     name="gguf",
     extensions=(".gguf",),
     recognise=lambda head, size: head.startswith(MAGIC),
-    open_source=late("aprfmt.formats.gguf.reader:open_source"),
-    open_sink=late("aprfmt.formats.gguf.writer:open_sink"),
+    open_source=lazy_function("aprfmt.formats.gguf.reader:open_source"),
+    open_sink=lazy_function("aprfmt.formats.gguf.writer:open_sink"),
     holds=lambda row: row.ggml is not None,
     style="gguf",
-    header_fields=late("aprfmt.formats.gguf.fields:header_fields"),
-    structure=late("aprfmt.formats.gguf.parse:parse"),
+    header_fields=lazy_function("aprfmt.formats.gguf.fields:header_fields"),
+    structure=lazy_function("aprfmt.formats.gguf.parse:parse"),
     vectors_f32=True,
-    takes=takes,
+    takes=can_store_value,
     values=ValueRules(tuple(n for n in TYPE_BY_NAME if n != ARRAY.name), _KEYS, own=("split.",)),
     collects=True,
     max_name_bytes=MAX_NAME_BYTES,

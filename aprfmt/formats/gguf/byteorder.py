@@ -10,10 +10,10 @@ on all of them.
 from collections.abc import Callable
 from functools import cache
 
-from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.base.encodings import numbers
+from aprfmt.base.encodings import block_numbers
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.errors import UnsupportedError
-from aprfmt.formats.mapped import StoredTensor
+from aprfmt.formats.mapped_file import StoredTensor
 
 
 @cache
@@ -29,7 +29,7 @@ def swapper(encoding: str) -> Callable[[memoryview], bytes]:
             f"{encoding}: its block layout is not known, so big-endian data of it cannot be "
             "read; convert the file where it was made"
         )
-    widths = [width for _, width in numbers(row.layout)] or [size]
+    widths = [width for _, width in block_numbers(row.layout)] or [size]
     order: list[int] = []  # where each byte of a block comes from
     for width in widths:
         order += reversed(range(len(order), len(order) + width))

@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 
 from aprfmt.base.protocols import Region
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.formats.cursor import Cursor
-from aprfmt.formats.fields import HeaderField, fixed
 from aprfmt.formats.gguf.layout import MAGIC, encoding_of
 from aprfmt.formats.gguf.parse import parse
+from aprfmt.formats.header_field import HeaderField, sequential_fields
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     """Yield magic, version and counts, then every key's value, then the tensor table."""
     parsed = parse(buffer, where, damaged=True)
     tensors, keys = parsed.counts
-    yield from fixed(
+    yield from sequential_fields(
         [("magic", 4, MAGIC.decode()), ("version", 4, parsed.version),
          ("tensor_count", 8, tensors), ("key_count", 8, keys)]
     )  # fmt: skip

@@ -142,7 +142,7 @@ def known_type(key: str, is_list: bool) -> str | None:
     return None
 
 
-def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+def known_keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     """Return every known key with the types it may have; `*` stands for a number or any word."""
     found: dict[str, tuple[str, ...]] = {}
     for (key, _), kind in _BY_KEY.items():

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aprfmt.base.encodings import BY_GGML, Encoding, unknown
+from aprfmt.base.encodings import BY_GGML, Encoding, unknown_encoding
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -100,14 +100,14 @@ def parse_split_name(name: str) -> tuple[str, int, int] | None:
     return found if split_name(*found) == name else None
 
 
-def align(count: int, alignment: int) -> int:
+def align_size(count: int, alignment: int) -> int:
     """Return `count` rounded up to a multiple of `alignment`."""
     return -(-count // alignment) * alignment
 
 
 def encoding_of(ggml_id: int) -> Encoding:
     """Return the encoding row of a ggml type id, an unknown one as `type#142`."""
-    return BY_GGML.get(ggml_id) or unknown(ggml_id)
+    return BY_GGML.get(ggml_id) or unknown_encoding(ggml_id)
 
 
 def pack_header(tensors: int, keys: int) -> bytes:

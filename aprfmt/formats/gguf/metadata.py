@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from aprfmt.base.protocols import Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import MAX_METADATA, Cursor
 from aprfmt.formats.gguf import arrays
@@ -22,7 +22,7 @@ class StoredNaN(float):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class MetadataField:
     """One value: its type's full name, where its bytes lie, and for all but strings the value."""
 
     type: str
@@ -40,7 +40,7 @@ class Metadata(Mapping[str, Value]):
 
     def __init__(self, buffer: memoryview) -> None:
         self.buffer = buffer
-        self.fields: dict[str, Field] = {}
+        self.fields: dict[str, MetadataField] = {}
 
     def __getitem__(self, key: str) -> Value:
         field = self.fields[key]
@@ -104,7 +104,7 @@ def _read_key(cursor: Cursor, number: int) -> str:
     return cursor.name(length, f"key {number}")[0]
 
 
-def _read_value(cursor: Cursor, kind: ValueType, what: str) -> Field:
+def _read_value(cursor: Cursor, kind: ValueType, what: str) -> MetadataField:
     start = cursor.offset
     value: Value = None
     if kind is ARRAY:
@@ -123,4 +123,4 @@ def _read_value(cursor: Cursor, kind: ValueType, what: str) -> Field:
             stored = cursor.buffer[start : cursor.offset].tobytes()
             value.raw = stored if cursor.order == "<" else stored[::-1]
     name = value.type if isinstance(value, arrays.StoredArray) else kind.name
-    return Field(name, start, cursor.offset, value)
+    return MetadataField(name, start, cursor.offset, value)

@@ -12,13 +12,20 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from aprfmt.base.protocols import Note, Region, TensorInfo
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
-from aprfmt.formats.damage import Faults, Structure, label, report_overlap
+from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
 from aprfmt.formats.gguf import layout
-from aprfmt.formats.gguf.forked import Extents, TableLine, count_of, headless, settle, undecoded
-from aprfmt.formats.gguf.layout import MAX_INT64, align, encoding_of
+from aprfmt.formats.gguf.fork_types import (
+    TableLine,
+    TensorExtents,
+    count_phrase,
+    missing_row_header,
+    resolve_fork_types,
+    undecoded_notes,
+)
+from aprfmt.formats.gguf.layout import MAX_INT64, align_size, encoding_of
 from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
 
 
@@ -92,12 +99,12 @@ def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
         cursor.faults.spoil(misaligned, [entry.name for entry in entries])
     parsed = ParsedGguf(
         cursor.where, cursor.size, version, cursor.order, alignment, metadata, cursor.faults,
-        align(cursor.offset, alignment), cursor.offset, counts=(tensors, keys),
+        align_size(cursor.offset, alignment), cursor.offset, counts=(tensors, keys),
         table=(begin, cursor.offset),
     )  # fmt: skip
     starts = sorted({entry.offset for entry in entries})
-    room = Extents(starts, cursor.size - parsed.data_offset, alignment)
-    entries, said = settle(entries, room, metadata)
+    room = TensorExtents(starts, cursor.size - parsed.data_offset, alignment)
+    entries, said = resolve_fork_types(entries, room, metadata)
     _place(parsed, entries, room, partial)
     _note_entries(parsed, entries, room, said)
     _check_overlap(parsed)
@@ -158,7 +165,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> list[TableLine]:
             cursor.faults.spoil(wrong, [name])
         if name in seen:
             error = FormatError(
-                f"{cursor.where}: {label(name)} at offset {at} stands twice in the table; "
+                f"{cursor.where}: {tensor_label(name)} at offset {at} stands twice in the table; "
                 "names must be unique"
             )
             cursor.faults.add(error, name)
@@ -169,7 +176,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> list[TableLine]:
 
 def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> TableLine:
     """Read what follows the name in a line of the table that begins at `at`."""
-    tensor = label(name)
+    tensor = tensor_label(name)
     ndim = cursor.uint(4, tensor)
     if ndim > MAX_DIMS:
         raise FormatError(f"{cursor.where}: {tensor} at offset {at} {_too_many(ndim)}")
@@ -205,7 +212,9 @@ def _countable(dims: Sequence[int]) -> bool:
     return max(dims, default=0) <= MAX_INT64 and math.prod(dims) < MAX_INT64
 
 
-def _place(parsed: ParsedGguf, entries: Sequence[TableLine], room: Extents, partial: bool) -> None:
+def _place(
+    parsed: ParsedGguf, entries: Sequence[TableLine], room: TensorExtents, partial: bool
+) -> None:
     """Give every tensor its bytes; one of unknown layout takes all up to the next."""
     for entry in entries:
         if entry.name in parsed.infos:
@@ -214,15 +223,15 @@ def _place(parsed: ParsedGguf, entries: Sequence[TableLine], room: Extents, part
             nbytes = 0
         elif entry.row.known:
             nbytes = _known_size(parsed, entry)
-            if short := headless(entry, nbytes, room):
-                error = FormatError(f"{parsed.where}: {label(entry.name)} {short}")
+            if short := missing_row_header(entry, nbytes, room):
+                error = FormatError(f"{parsed.where}: {tensor_label(entry.name)} {short}")
                 parsed.faults.add(error, entry.name)
         else:
             nbytes = _gap(parsed, entry, room.starts, partial) if math.prod(entry.shape) else 0
         offset = parsed.data_offset + entry.offset
         if offset + nbytes > MAX_INT64 and entry.name not in parsed.faults.broken:
             error = FormatError(
-                f"{parsed.where}: {label(entry.name)} has data offset {entry.offset} and "
+                f"{parsed.where}: {tensor_label(entry.name)} has data offset {entry.offset} and "
                 f"{nbytes} bytes, which ends beyond 2^63; the table is damaged"
             )
             parsed.faults.add(error, entry.name)
@@ -240,7 +249,7 @@ def _gap(parsed: ParsedGguf, entry: TableLine, starts: Sequence[int], partial: b
     left = parsed.size - parsed.data_offset - entry.offset
     if left <= 0 and (parsed.faults.collect or not partial):
         error = TruncatedError(
-            f"{parsed.where}: {label(entry.name)} of {entry.row.name} begins at offset "
+            f"{parsed.where}: {tensor_label(entry.name)} of {entry.row.name} begins at offset "
             f"{parsed.data_offset + entry.offset}, where the file of {parsed.size} bytes has none "
             "left for it; get the file again"
         )
@@ -252,13 +261,13 @@ def _known_size(parsed: ParsedGguf, entry: TableLine) -> int:
     try:
         return entry.row.nbytes(entry.shape)
     except CodecError as error:
-        wrong = FormatError(f"{parsed.where}: {label(entry.name)}: {error}")
+        wrong = FormatError(f"{parsed.where}: {tensor_label(entry.name)}: {error}")
     parsed.faults.add(wrong, entry.name)
     return 0
 
 
 def _note_entries(
-    parsed: ParsedGguf, entries: Sequence[TableLine], room: Extents, said: Mapping[int, str]
+    parsed: ParsedGguf, entries: Sequence[TableLine], room: TensorExtents, said: Mapping[int, str]
 ) -> None:
     if parsed.order == ">":
         parsed.remark("big-endian; tensor bytes are given in little-endian order")
@@ -266,11 +275,11 @@ def _note_entries(
     if names:
         parsed.warn(
             "long_name",
-            f"{count_of(names, 'tensor name')} longer than {layout.MAX_NAME_BYTES} bytes, "
+            f"{count_phrase(names, 'tensor name')} longer than {layout.MAX_NAME_BYTES} bytes, "
             f"which llama.cpp refuses; the first is {shorten(names[0], 100)!r}",
         )
     doubtful = [e for e in entries if e.row.ggml not in said and e.name not in parsed.faults.broken]
-    for text in undecoded(doubtful, room):
+    for text in undecoded_notes(doubtful, room):
         parsed.warn("unknown_type", text)
     for text in said.values():
         parsed.warn("contested_type", text)
@@ -296,7 +305,11 @@ def _note_holes(parsed: ParsedGguf, infos: Iterable[TensorInfo]) -> None:
     holes: list[tuple[int, str]] = []
     end = parsed.data_offset
     for info in infos:
-        hole = info.offset - align(end - parsed.data_offset, parsed.alignment) - parsed.data_offset
+        hole = (
+            info.offset
+            - align_size(end - parsed.data_offset, parsed.alignment)
+            - parsed.data_offset
+        )
         if hole > 0:
             holes.append((hole, info.name))
         end = info.offset + info.nbytes
@@ -304,14 +317,14 @@ def _note_holes(parsed: ParsedGguf, infos: Iterable[TensorInfo]) -> None:
         parsed.warn(
             "holes",
             f"{sum(size for size, _ in holes)} unused bytes in {len(holes)} holes, the first "
-            f"before {label(holes[0][1])}; llama.cpp refuses such files",
+            f"before {tensor_label(holes[0][1])}; llama.cpp refuses such files",
         )
 
 
 def _is_beyond(info: TensorInfo, parsed: ParsedGguf) -> bool:
     if info.nbytes:
         return info.offset + info.nbytes > parsed.size
-    return info.offset > max(align(parsed.end, parsed.alignment), parsed.size)
+    return info.offset > max(align_size(parsed.end, parsed.alignment), parsed.size)
 
 
 def _check_end(parsed: ParsedGguf, partial: bool) -> None:
@@ -320,7 +333,7 @@ def _check_end(parsed: ParsedGguf, partial: bool) -> None:
         first = beyond[0]
         stop = first.offset + first.nbytes
         text = (
-            f"{label(first.name)} needs bytes {first.offset}..{stop}, the file has "
+            f"{tensor_label(first.name)} needs bytes {first.offset}..{stop}, the file has "
             f"{parsed.size}, {stop - parsed.size} too few; {len(beyond)} of {len(parsed.infos)} "
             "tensors are cut"
         )
@@ -332,7 +345,7 @@ def _check_end(parsed: ParsedGguf, partial: bool) -> None:
         parsed.faults.cut(error, [info.name for info in beyond if info.nbytes])
     if parsed.faults.damage:
         return  # offsets or sizes are wrong: where the data should end is not known
-    padded = align(parsed.end, parsed.alignment)
+    padded = align_size(parsed.end, parsed.alignment)
     if parsed.size > padded:
         parsed.warn("trailing_bytes", f"{parsed.size - padded} bytes follow the data")
     elif parsed.size < padded and parsed.end > parsed.data_offset:

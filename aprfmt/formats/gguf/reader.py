@@ -8,9 +8,9 @@ from aprfmt.base.protocols import LazyTensor, Note, Value
 from aprfmt.errors import FormatError
 from aprfmt.formats.gguf.layout import BYTE_ORDERS
 from aprfmt.formats.gguf.parse import parse
-from aprfmt.formats.gguf.split import GgufShard, check_set, siblings
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedSource, open_bytes
-from aprfmt.remote.paths import each, place
+from aprfmt.formats.gguf.split import GgufShard, check_set, sibling_names
+from aprfmt.formats.mapped_file import Buffer, BufferFile, MappedSource, open_bytes
+from aprfmt.remote.paths import map_paths, parse_location
 
 
 class GGUFSource(MappedSource[GgufShard]):
@@ -44,9 +44,9 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     Raises FormatError (TruncatedError, UnsupportedError) for what is not GGUF, for a missing shard,
     and for a set whose shards disagree or were left half written.
     """
-    from aprfmt.formats.shardset import refuse_mixed
+    from aprfmt.formats.shard_set import refuse_mixed
 
-    path = place(path)
+    path = parse_location(path)
     with ExitStack() as stack:
 
         def read(shard_path: Path) -> GgufShard:
@@ -57,10 +57,10 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
             return GgufShard(file, parsed)
 
         opened = read(path)
-        names = siblings(path, opened.parsed)
+        names = sibling_names(path, opened.parsed)
         if len(names) > 1:
             refuse_mixed(path, [path.with_name(name) for name in names])
-        each([path.with_name(name) for name in names], lambda sibling: sibling.is_file())
+        map_paths([path.with_name(name) for name in names], lambda sibling: sibling.is_file())
         shards, notes = [], []
         for name in names:
             sibling = path.with_name(name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
-from aprfmt.formats import mapped
+from aprfmt.formats import mapped_file
 from aprfmt.formats.gguf.byteorder import SwappedTensor
 from aprfmt.formats.gguf.layout import (
     BYTE_ORDERS,
@@ -18,7 +18,7 @@ from aprfmt.formats.gguf.layout import (
     SPLIT_COUNT,
     SPLIT_NO,
     SPLIT_TENSORS,
-    align,
+    align_size,
     parse_split_name,
     split_name,
 )
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from aprfmt.formats.gguf.parse import ParsedGguf
 
 
-class GgufShard(mapped.Shard["ParsedGguf"]):
+class GgufShard(mapped_file.Shard["ParsedGguf"]):
     """One file of a source, and its structure."""
 
     __slots__ = ()
 
     @property
-    def whole(self) -> type[mapped.StoredTensor]:
+    def whole(self) -> type[mapped_file.StoredTensor]:
         """A tensor that turns its bytes where the file is big-endian."""
-        return SwappedTensor if self.parsed.order == ">" else mapped.StoredTensor
+        return SwappedTensor if self.parsed.order == ">" else mapped_file.StoredTensor
 
 
 def _whole(parsed: "ParsedGguf", key: str) -> int | None:
@@ -51,7 +51,7 @@ def _whole(parsed: "ParsedGguf", key: str) -> int | None:
     return value
 
 
-def siblings(path: Path, parsed: "ParsedGguf") -> list[str]:
+def sibling_names(path: Path, parsed: "ParsedGguf") -> list[str]:
     """Return the names of all files of the model that `path` belongs to, in order.
 
     Without a split, the file alone. Raises FormatError where the split's keys and the
@@ -96,7 +96,7 @@ def check_set(shards: Sequence[GgufShard], *, complete: bool) -> None:
                     "the files are of different sets: get all of one set again"
                 )
         if len(shards) > 1:
-            siblings(shard.file.path, parsed)  # its own number must fit its own name
+            sibling_names(shard.file.path, parsed)  # its own number must fit its own name
         for name in parsed.infos:
             if name in seen:
                 raise FormatError(
@@ -112,7 +112,7 @@ def check_set(shards: Sequence[GgufShard], *, complete: bool) -> None:
         )
 
 
-def divide(
+def divide_tensors(
     costs: Sequence[tuple[int, int]], heads: tuple[int, int], alignment: int, limit: int
 ) -> list[int]:
     """Return how many tensors each file takes, in order, so that none is larger than `limit`.
@@ -124,7 +124,7 @@ def divide(
     counts = [0]
     table, data = heads[0], 0
     for entry, padded in costs:
-        if counts[-1] and align(table + entry, alignment) + data + padded > limit:
+        if counts[-1] and align_size(table + entry, alignment) + data + padded > limit:
             counts.append(0)
             table, data = heads[1], 0
         counts[-1] += 1

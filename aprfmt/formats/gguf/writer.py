@@ -9,15 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import TensorInfo, Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.gguf import layout
-from aprfmt.formats.gguf.split import divide
-from aprfmt.formats.gguf.typed import Piece, encode_key, encode_value
-from aprfmt.formats.sequential import Program, Room, Segment, SequentialSink
+from aprfmt.formats.gguf.split import divide_tensors
+from aprfmt.formats.gguf.value_encoding import Piece, encode_key, encode_value
+from aprfmt.formats.sequential import FileProgram, Segment, SequentialSink, TensorSlot
 
 
 class GGUFSink(SequentialSink):
@@ -41,8 +41,8 @@ class GGUFSink(SequentialSink):
         self._alignment_wish = alignment
 
     def _lay_out(
-        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[Program]:
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[FileProgram]:
         for info in infos:
             _check(info)
         plain = {key: value for key, value in metadata.items() if key not in layout.SPLIT_TYPES}
@@ -66,10 +66,10 @@ class GGUFSink(SequentialSink):
         found = layout.parse_split_name(self._path.name)
         return found[0] if found else self._path.stem
 
-    def _choose_alignment(self, metadata: dict[str, Value | Typed]) -> int:
+    def _choose_alignment(self, metadata: dict[str, Value | TypedValue]) -> int:
         """Return the alignment: as asked, else the metadata's, else 32; the key is set to it."""
         given = metadata.get(layout.ALIGNMENT_KEY)
-        given = given.value if isinstance(given, Typed) else given
+        given = given.value if isinstance(given, TypedValue) else given
         chosen = self._alignment_wish if self._alignment_wish is not None else given
         chosen = layout.DEFAULT_ALIGNMENT if chosen is None else chosen
         if (
@@ -82,7 +82,7 @@ class GGUFSink(SequentialSink):
                 f"{layout.MAX_ALIGNMENT}"
             )
         if given is not None or chosen != layout.DEFAULT_ALIGNMENT:
-            metadata[layout.ALIGNMENT_KEY] = Typed(chosen, "uint32")
+            metadata[layout.ALIGNMENT_KEY] = TypedValue(chosen, "uint32")
         return chosen
 
     def _divide(
@@ -93,13 +93,13 @@ class GGUFSink(SequentialSink):
             return [infos]
         if self._limit <= 0:
             raise UsageError(f"{self._path}: a shard size of {self._limit} bytes; give a size > 0")
-        costs = [(len(_entry(i, 0)), layout.align(i.nbytes, alignment)) for i in infos]
-        whole = divide(costs, (layout.HEADER_SIZE + first,) * 2, alignment, self._limit)
+        costs = [(len(_entry(i, 0)), layout.align_size(i.nbytes, alignment)) for i in infos]
+        whole = divide_tensors(costs, (layout.HEADER_SIZE + first,) * 2, alignment, self._limit)
         if len(whole) == 1:
             return [infos]
         keys = _bytes(_encode_split(0, 0, 0))
         heads = layout.HEADER_SIZE + first + keys, layout.HEADER_SIZE + rest + keys
-        counts = divide(costs, heads, alignment, self._limit)
+        counts = divide_tensors(costs, heads, alignment, self._limit)
         if len(counts) > layout.MAX_SPLITS:
             raise ConversionError(
                 f"{self._path}: {len(counts)} files of {self._limit} bytes; GGUF splits have at "
@@ -134,7 +134,7 @@ def open_sink(
 
 def _program(
     path: Path, metadata: Mapping[str, Sequence[Piece]], infos: Sequence[TensorInfo], alignment: int
-) -> Program:
+) -> FileProgram:
     """Return one file.
 
     Nothing follows the last tensor where its encoding is unknown: a reader takes all that is left
@@ -145,18 +145,18 @@ def _program(
     body: list[Segment] = []
     at = 0
     for info in infos:
-        end = layout.align(info.nbytes, alignment)
+        end = layout.align_size(info.nbytes, alignment)
         entries.append(_entry(info, at))
-        body += [Room(info.name, info.nbytes), zeros[: end - info.nbytes]]
+        body += [TensorSlot(info.name, info.nbytes), zeros[: end - info.nbytes]]
         at += end
-    if infos and not encoding(infos[-1].encoding).known:
+    if infos and not find_encoding(infos[-1].encoding).known:
         body.pop()
     pieces = [piece for key in metadata.values() for piece in key]
     head = b"".join([layout.pack_header(len(infos), len(metadata)), *pieces, *entries])
-    return Program(path, head.ljust(layout.align(len(head), alignment), b"\0"), body)
+    return FileProgram(path, head.ljust(layout.align_size(len(head), alignment), b"\0"), body)
 
 
-def _encode(key: str, value: Value | Typed) -> list[Piece]:
+def _encode(key: str, value: Value | TypedValue) -> list[Piece]:
     return [encode_key(key), *encode_value(key, value)]
 
 
@@ -164,7 +164,8 @@ def _encode_split(number: int, count: int, tensors: int) -> dict[str, list[Piece
     """Return the keys of one shard of a split of `tensors` tensors; it counts from 0."""
     values = {layout.SPLIT_NO: number, layout.SPLIT_COUNT: count, layout.SPLIT_TENSORS: tensors}
     return {
-        key: _encode(key, Typed(value, layout.SPLIT_TYPES[key])) for key, value in values.items()
+        key: _encode(key, TypedValue(value, layout.SPLIT_TYPES[key]))
+        for key, value in values.items()
     }
 
 
@@ -182,7 +183,7 @@ def _name(info: TensorInfo) -> bytes:
 
 
 def _entry(info: TensorInfo, data_offset: int) -> bytes:
-    code = encoding(info.encoding).ggml
+    code = find_encoding(info.encoding).ggml
     assert code is not None  # judged by _check
     return layout.pack_tensor(_name(info), info.shape, code, data_offset)
 
@@ -202,7 +203,7 @@ def _check(info: TensorInfo) -> None:
     if any(not 0 <= size <= layout.MAX_INT64 for size in info.shape):
         raise ConversionError(f"{what}: shape {list(info.shape)}; sizes are 0 to 2^63-1")
     try:
-        row = encoding(info.encoding)
+        row = find_encoding(info.encoding)
         size = row.nbytes(info.shape) if row.known else info.nbytes
     except CodecError as error:
         raise ConversionError(f"{what}: {error}") from None

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aprfmt.base.protocols import Region
-from aprfmt.formats.fields import HeaderField
-from aprfmt.formats.mapped import BufferFile
+from aprfmt.formats.header_field import HeaderField
+from aprfmt.formats.mapped_file import BufferFile
 from aprfmt.formats.pytorch.storages import read_contents
 
 

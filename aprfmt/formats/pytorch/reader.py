@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, TensorInfo, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.damage import Faults, Structure
-from aprfmt.formats.mapped import open_bytes
-from aprfmt.formats.pytorch.flatten import Flattened
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.formats.pytorch.layout import is_index
-from aprfmt.formats.pytorch.storages import Contents, read_contents
+from aprfmt.formats.pytorch.state_dict import Flattened
+from aprfmt.formats.pytorch.storages import PickleContents, read_contents
 from aprfmt.formats.pytorch.tensor import StridedTensor, open_tensor
-from aprfmt.remote.paths import place
+from aprfmt.remote.paths import parse_location
 
 _SHOWN = 12  # names of a note
 
@@ -21,7 +21,7 @@ class ParsedPickle(Structure):
     """What the structure of one file has in every format; damage raises."""
 
     def __init__(
-        self, where: str, infos: dict[str, TensorInfo], notes: list[Note], contents: Contents
+        self, where: str, infos: dict[str, TensorInfo], notes: list[Note], contents: PickleContents
     ) -> None:
         self.where, self.infos, self.notes = where, infos, notes
         self.faults = Faults(where, False)
@@ -38,7 +38,7 @@ class PickledFile:
     def __init__(self, file: ByteSource) -> None:
         where = str(file.path)
         self.file = file
-        self.contents: Contents = read_contents(file, where)
+        self.contents: PickleContents = read_contents(file, where)
         found = Flattened(self.contents.value, where)
         places, swapped = self.contents.places, self.contents.swapped
         self.metadata: dict[str, Value] = found.values
@@ -84,7 +84,7 @@ def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
     path, notes = str(opened.file.path), []
     absent = [name for name, value in found.tensors.items() if value.storage is None]
     if absent:
-        text = f"{len(absent)} tensors have no data in the file (meta): {some(absent)}"
+        text = f"{len(absent)} tensors have no data in the file (meta): {first_names(absent)}"
         notes.append(Note("warning", path, text, "meta_tensors"))
     kinds = {
         name: value
@@ -92,7 +92,7 @@ def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
         if value.kind not in ("", "Parameter", "storage")
     }
     if kinds:
-        shown = some([f"{name} ({value.kind})" for name, value in kinds.items()])
+        shown = first_names([f"{name} ({value.kind})" for name, value in kinds.items()])
         text = (
             f"{len(kinds)} tensors are of a class of their own, shown by their stored numbers: "
             f"{shown}"
@@ -100,21 +100,22 @@ def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
         notes.append(Note("note", path, text, "remark"))
     pairs = [n for n, v in found.tensors.items() if v.dtype in ("complex128", "complex32")]
     if pairs:
-        text = f"{len(pairs)} complex tensors are shown as pairs of floats: {some(pairs)}"
+        text = f"{len(pairs)} complex tensors are shown as pairs of floats: {first_names(pairs)}"
         notes.append(Note("note", path, text, "remark"))
     if found.classes:
-        text = "holds objects, of which only numbers and texts are read: " + some(
+        text = "holds objects, of which only numbers and texts are read: " + first_names(
             [f"{name} ({count})" for name, count in found.classes.items()]
         )
         notes.append(Note("note", path, text, "remark"))
     strided = [n for n, t in opened.tensors.items() if isinstance(t, StridedTensor)]
     if strided:
-        text = f"{len(strided)} tensors are views that are put in order when read: {some(strided)}"
+        names = first_names(strided)
+        text = f"{len(strided)} tensors are views that are put in order when read: {names}"
         notes.append(Note("note", path, text, "remark"))
     return notes
 
 
-def some(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(shorten(name, 100) for name in names[:_SHOWN]) + more
@@ -177,7 +178,7 @@ def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
 
     `partial` allows files of an index that are missing; a file itself has to be whole.
     """
-    path = place(path)
+    path = parse_location(path)
     file = open_bytes(path)
     try:
         if not is_index(bytes(file.view[:4096])):
@@ -195,16 +196,16 @@ def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
 
 def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
     """Open every file that a `*.bin.index.json` names, as one model; they must agree on tensors."""
-    from aprfmt.formats.shard_index import files_there, open_files, read_index
-    from aprfmt.formats.shardset import union
+    from aprfmt.formats.shard_index import existing_files, open_files, read_index
+    from aprfmt.formats.shard_set import join_tensors
 
-    path = place(path)
+    path = parse_location(path)
     index = read_index(path)
     homes, notes = index.homes, list[Note]()
     if partial:
-        homes, notes = files_there(path, homes, "files")
+        homes, notes = existing_files(path, homes, "files")
     with open_files(path, homes, PickledFile) as opened:
-        tensors = union([(one.file.path, one.tensors) for one in opened.values()], str(path))
+        tensors = join_tensors([(one.file.path, one.tensors) for one in opened.values()], str(path))
         for name, home in index.weight_map.items():
             if home in opened and name not in opened[home].tensors:
                 raise FormatError(
@@ -213,12 +214,14 @@ def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
                 )
         loose = [name for name in tensors if name not in index.weight_map]
         if loose:
-            text = f"the index does not name {len(loose)} tensors of its files: {some(loose)}"
+            text = (
+                f"the index does not name {len(loose)} tensors of its files: {first_names(loose)}"
+            )
             notes.append(Note("warning", str(path), text, "index"))
         return PytorchSource(path, list(opened.values()), tensors, index.metadata, notes)
 
 
-def checksum(source: PytorchSource, known: Mapping[Path, int]) -> bool | None:
+def check_record_checksums(source: PytorchSource, known: Mapping[Path, int]) -> bool | None:
     """Return whether every record of the archives has the CRC-32 that its directory says.
 
     See `PickledFile.footer_matches`.

@@ -10,14 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.base.protocols import ByteSource
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.pytorch.archive import Record, read_directory
-from aprfmt.formats.pytorch.calls import describe_call
-from aprfmt.formats.pytorch.described import DTYPES, STORAGES, Global, Storage, Table, TensorValue
 from aprfmt.formats.pytorch.layout import MAGIC, is_tar, is_zip
-from aprfmt.formats.pytorch.opcodes import Stream, Unpickler, described
+from aprfmt.formats.pytorch.pickle_calls import describe_call
+from aprfmt.formats.pytorch.pickle_reader import Stream, Unpickler, describe_value
+from aprfmt.formats.pytorch.pickle_values import (
+    DTYPES,
+    STORAGES,
+    GlobalName,
+    PickledDict,
+    Storage,
+    TensorValue,
+)
+from aprfmt.formats.pytorch.zip_archive import ZipRecord, read_directory
 
 MAX_PICKLE = 256 << 20
 _PROTOCOL = 1001  # the number behind the magic number
@@ -25,7 +32,7 @@ _BLOCK = 512  # of tar
 
 
 @dataclass(slots=True)
-class Contents:
+class PickleContents:
     """What a file holds: the described value, and bytes [start, stop) of every storage by key."""
 
     form: str
@@ -33,7 +40,7 @@ class Contents:
     places: dict[str, tuple[int, int]]
     imports: dict[str, None]
     swapped: bool = False  # big-endian
-    records: Mapping[str, Record] = field(default_factory=dict)
+    records: Mapping[str, ZipRecord] = field(default_factory=dict)
     size: int = 0  # of the file
 
     def regions(self) -> list[tuple[int, int]]:
@@ -49,7 +56,7 @@ class Contents:
         return [(row.header, stop) for row, stop in zip(rows, stops, strict=True)]
 
 
-def read_contents(file: ByteSource, where: str) -> Contents:
+def read_contents(file: ByteSource, where: str) -> PickleContents:
     """Read everything but the storages' bytes. Raises FormatError."""
     head = bytes(file.view[: min(4096, file.size)])
     if is_zip(head):
@@ -66,7 +73,9 @@ class Resolver:
     def __call__(self, given: Any) -> Any:
         """Return the storage of ('storage', class, key, place, elements), with a view in six."""
         if not isinstance(given, tuple) or not given or not isinstance(given[0], str):
-            raise ValueError(f"has a persistent id that is {described(given)}, no tuple of a kind")
+            raise ValueError(
+                f"has a persistent id that is {describe_value(given)}, no tuple of a kind"
+            )
         if given[0] == "module" and len(given) == 4:
             return given[1]  # a class, and its source, which says nothing of tensors
         if given[0] != "storage" or len(given) not in (5, 6):
@@ -78,7 +87,9 @@ class Resolver:
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         if not isinstance(key, str) or type(count) is not int or not 0 <= count < 1 << 62:
-            raise ValueError(f"has a storage of key {described(key)} with {described(count)}")
+            raise ValueError(
+                f"has a storage of key {describe_value(key)} with {describe_value(count)}"
+            )
         dtype = storage_dtype(kind)
         size = DTYPES[dtype][1]
         known = self.storages.get(key)
@@ -94,7 +105,7 @@ class Resolver:
         if not isinstance(view, tuple) or len(view) != 3 or any(
             type(each) is not int or each < 0 for each in view[1:]
         ):  # fmt: skip
-            raise ValueError(f"has a view of a storage that is {described(view)}")
+            raise ValueError(f"has a view of a storage that is {describe_value(view)}")
         if (view[1] + view[2]) > count:
             raise ValueError(f"has a view {view[1]}..{view[1] + view[2]} of {count} elements")
         return Storage(key, dtype, view[2] * size, view[1] * size)
@@ -102,14 +113,14 @@ class Resolver:
 
 def storage_dtype(kind: Any) -> str:
     """Return the dtype of a storage class; ValueError for any other name."""
-    if isinstance(kind, Global) and kind.name in STORAGES and (
+    if isinstance(kind, GlobalName) and kind.name in STORAGES and (
         kind.module in ("torch", "torch.storage", "torch.cuda")
     ):  # fmt: skip
         return STORAGES[kind.name]
-    raise ValueError(f"has a storage of class {described(kind)}, which is not read here")
+    raise ValueError(f"has a storage of class {describe_value(kind)}, which is not read here")
 
 
-def _zip(file: ByteSource, where: str) -> Contents:
+def _zip(file: ByteSource, where: str) -> PickleContents:
     records = read_directory(file, where)
     pickles = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -149,10 +160,10 @@ def _zip(file: ByteSource, where: str) -> Contents:
     )  # fmt: skip
     if said not in (b"little", b"big"):
         raise FormatError(f"{where}: its byte order is {said!r}; expected little or big")
-    return Contents("zip", value, places, imports, said == b"big", records, file.size)
+    return PickleContents("zip", value, places, imports, said == b"big", records, file.size)
 
 
-def _legacy(file: ByteSource, where: str) -> Contents:
+def _legacy(file: ByteSource, where: str) -> PickleContents:
     imports: dict[str, None] = {}
     resolver = Resolver()
     stream = Stream(file.view, 0, file.size, where)
@@ -163,23 +174,24 @@ def _legacy(file: ByteSource, where: str) -> Contents:
     magic, protocol, system = load(), load(), load()
     if magic != MAGIC or protocol != _PROTOCOL:
         raise FormatError(f"{where}: its magic number or protocol is another; it is damaged")
-    swapped = isinstance(system, Table) and system.get("little_endian") is False
+    swapped = isinstance(system, PickledDict) and system.get("little_endian") is False
     value, keys = load(), load()
     if not isinstance(keys, list) or len(keys) > MAX_COUNT:
-        raise FormatError(f"{where}: its list of storages is {described(keys)}; it is damaged")
+        raise FormatError(f"{where}: its list of storages is {describe_value(keys)}; it is damaged")
     places: dict[str, tuple[int, int]] = {}
     at = stream.at
     for key in keys:
         storage = resolver.storages.get(str(key)) if isinstance(key, str | int) else None
         if storage is None or storage.key in places:
             raise FormatError(
-                f"{where}: its list of storages has {described(key)} that no tensor has, or twice"
+                f"{where}: its list of storages has {describe_value(key)} that no tensor has, or "
+                "twice"
             )
         at = _counted(file, at, storage, places, swapped, where)
     for key in resolver.storages:
         if key not in places:
             raise FormatError(f"{where}: holds no bytes of storage {shorten(key, 40)!r}")
-    return Contents("legacy", value, places, imports, swapped, size=file.size)
+    return PickleContents("legacy", value, places, imports, swapped, size=file.size)
 
 
 def _counted(
@@ -271,13 +283,17 @@ class _Tar:
             return self.tensors[key]
         if key in self.storages:
             return self.storages[key]
-        raise ValueError(f"has a persistent id ({described(given)}) that the file does not hold")
+        raise ValueError(
+            f"has a persistent id ({describe_value(given)}) that the file does not hold"
+        )
 
     def count(self, stream: Stream) -> int:
         """Return a pickled count."""
         found = self.load(stream)
         if type(found) is not int or not 0 <= found <= MAX_COUNT:
-            raise FormatError(f"{stream.where}: its count is {described(found)}; it is damaged")
+            raise FormatError(
+                f"{stream.where}: its count is {describe_value(found)}; it is damaged"
+            )
         return found
 
     def read_storages(self) -> None:
@@ -286,7 +302,9 @@ class _Tar:
         for _ in range(self.count(stream)):
             row = self.load(stream)
             if not isinstance(row, tuple) or len(row) != 3 or not isinstance(row[0], str | int):
-                raise FormatError(f"{stream.where}: a storage is {described(row)}; it is damaged")
+                raise FormatError(
+                    f"{stream.where}: a storage is {describe_value(row)}; it is damaged"
+                )
             try:
                 dtype = storage_dtype(row[2])
             except ValueError as error:
@@ -306,7 +324,7 @@ class _Tar:
         for row in views if isinstance(views, list) else [views]:
             whole = self.storages.get(str(row[1])) if _is_view(row) else None
             if whole is None:
-                raise FormatError(f"{stream.where}: a view is {described(row)}; it is damaged")
+                raise FormatError(f"{stream.where}: a view is {describe_value(row)}; it is damaged")
             size = DTYPES[whole.dtype][1]
             if (row[2] + row[3]) * size > whole.nbytes:
                 raise FormatError(f"{stream.where}: a view reaches past its storage")
@@ -319,13 +337,15 @@ class _Tar:
         for _ in range(self.count(stream)):
             row = self.load(stream)
             if not isinstance(row, tuple) or len(row) != 3 or not isinstance(row[0], str | int):
-                raise FormatError(f"{stream.where}: a tensor is {described(row)}; it is damaged")
+                raise FormatError(
+                    f"{stream.where}: a tensor is {describe_value(row)}; it is damaged"
+                )
             dims = stream.uint(4, "the number of dimensions")
             stream.take(4, "a number that is not used")
             numbers = struct.unpack(f"<{2 * dims + 1}q", stream.take(16 * dims + 8, "its sizes"))
             storage = self.storages.get(str(row[1])) if isinstance(row[1], str | int) else None
             made = describe_call(
-                Global("torch._utils", "_rebuild_tensor"),
+                GlobalName("torch._utils", "_rebuild_tensor"),
                 (storage, numbers[-1], numbers[:dims], numbers[dims:-1]),
             )
             assert isinstance(made, TensorValue)
@@ -341,10 +361,10 @@ def _is_view(row: Any) -> bool:
     )
 
 
-def _tar(file: ByteSource, where: str) -> Contents:
+def _tar(file: ByteSource, where: str) -> PickleContents:
     tar = _Tar(file, where)
     system = tar.load(tar.stream("sys_info"))
-    swapped = isinstance(system, Table) and system.get("little_endian") is False
+    swapped = isinstance(system, PickledDict) and system.get("little_endian") is False
     if swapped:
         raise UnsupportedError(f"{where}: a big-endian file of before 2017; save it again")
     try:
@@ -355,4 +375,4 @@ def _tar(file: ByteSource, where: str) -> Contents:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{where}: {error}; the file is damaged") from None
-    return Contents("tar", value, tar.places, tar.imports, size=file.size)
+    return PickleContents("tar", value, tar.places, tar.imports, size=file.size)

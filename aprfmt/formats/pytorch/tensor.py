@@ -3,12 +3,12 @@
 import math
 from typing import TYPE_CHECKING
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import ByteSource, LazyTensor, TensorInfo
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError, UsageError
-from aprfmt.formats.mapped import DamagedTensor, StoredTensor
-from aprfmt.formats.pytorch.described import DTYPES, TensorValue
+from aprfmt.formats.mapped_file import DamagedTensor, StoredTensor
+from aprfmt.formats.pytorch.pickle_values import DTYPES, TensorValue
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,7 +89,7 @@ class StridedTensor(LazyTensor):
 def tensor_info(name: str, value: TensorValue, where: str, start: int) -> TensorInfo:
     """Return name, shape, encoding and bytes of a tensor; `start` is where its storage lies."""
     code, size, last = DTYPES[value.dtype]
-    row = encoding(code)
+    row = find_encoding(code)
     shape = value.shape if last == 1 else (*value.shape, last)
     if row.block_size > 1:  # torch counts bytes
         if not shape:

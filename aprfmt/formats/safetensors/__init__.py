@@ -3,10 +3,10 @@
 Listing files is the most frequent use, so code for writing and `hex` is imported only when needed.
 """
 
-from aprfmt.base.registry import late
+from aprfmt.base.registry import lazy_function
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.safetensors.fields import header_fields
-from aprfmt.formats.safetensors.layout import fill_header, holds, is_json, order
+from aprfmt.formats.safetensors.layout import can_store, fill_header, is_json, storage_order
 from aprfmt.formats.safetensors.parse import parse
 from aprfmt.formats.safetensors.reader import open_source
 
@@ -29,14 +29,14 @@ FORMAT = FormatSpec(
     extensions=(".safetensors",),
     recognise=recognise,
     open_source=open_source,
-    open_sink=late("aprfmt.formats.safetensors.writer:open_sink"),
-    holds=holds,
+    open_sink=lazy_function("aprfmt.formats.safetensors.writer:open_sink"),
+    holds=can_store,
     keeps=True,
     style="hf",
     header_fields=header_fields,
     structure=parse,
     fill=fill_header,
-    order=order,
+    order=storage_order,
     rewrites=True,
     collects=True,
     weights_name="model.safetensors",

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from aprfmt.base.protocols import Region
-from aprfmt.base.text import shorten
-from aprfmt.formats.fields import HeaderField
+from aprfmt.base.text_escape import shorten
+from aprfmt.formats.header_field import HeaderField
 from aprfmt.formats.safetensors.layout import PREFIX
 from aprfmt.formats.safetensors.parse import parse
 

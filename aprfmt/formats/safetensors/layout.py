@@ -6,10 +6,10 @@ Layout source: the format section of the safetensors README and the reference's 
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from aprfmt.base.encodings import BY_SAFETENSORS, Encoding, encoding
+from aprfmt.base.encodings import BY_SAFETENSORS, Encoding, find_encoding
 from aprfmt.base.protocols import TensorInfo, Value
-from aprfmt.formats.carried import stored_info
-from aprfmt.formats.jsonio import dumps
+from aprfmt.formats.bounded_json import dumps
+from aprfmt.formats.unsupported_encodings import stored_info
 
 PREFIX = 8  # bytes of the header's length
 ALIGNMENT = 8  # the header is padded with spaces to this
@@ -27,24 +27,24 @@ DTYPE_ORDER = (
 _RANKS = {BY_SAFETENSORS[dtype].name: rank for rank, dtype in enumerate(DTYPE_ORDER)}
 
 
-def bits(row: Encoding) -> int:
+def element_bits(row: Encoding) -> int:
     """Return the bits of one element; every encoding of the format has a whole number."""
     return 8 * row.type_size // row.block_size
 
 
-def holds(row: Encoding) -> bool:
+def can_store(row: Encoding) -> bool:
     """Say whether the format has a dtype for an encoding."""
     return bool(row.safetensors)
 
 
-def order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
+def storage_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
     """Return the tensors in the order the reference writes them: widest dtypes first, then names.
 
-    Encodings that the format lacks stand where their bytes do (carried.py).
+    Encodings that the format lacks stand where their bytes do (unsupported_encodings.py).
     """
 
     def place(info: TensorInfo) -> tuple[int, bytes]:
-        stored = stored_info(info, holds)
+        stored = stored_info(info, can_store)
         return -_RANKS[stored.encoding], stored.name.encode("utf-8", "surrogatepass")
 
     return sorted(infos, key=place)
@@ -55,9 +55,9 @@ def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> by
     header: dict[str, Value] = {METADATA: dict(metadata)} if metadata else {}
     at = 0
     for info in infos:
-        stored = stored_info(info, holds)
+        stored = stored_info(info, can_store)
         header[stored.name] = {
-            "dtype": encoding(stored.encoding).safetensors,
+            "dtype": find_encoding(stored.encoding).safetensors,
             "shape": list(stored.shape),
             "data_offsets": [at, at + info.nbytes],
         }

@@ -13,12 +13,19 @@ from typing import Any
 
 from aprfmt.base.encodings import BY_SAFETENSORS, UNNAMED, Encoding
 from aprfmt.base.protocols import SURPLUS, Note, Region, TensorInfo
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError
-from aprfmt.formats import carried, jsonio
-from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, hold
-from aprfmt.formats.damage import Faults, Structure, label, report_overlap
-from aprfmt.formats.safetensors.layout import FIELDS, INDEX_SUFFIX, METADATA, PREFIX, U64, bits
+from aprfmt.formats import bounded_json, unsupported_encodings
+from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, read_prefix
+from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
+from aprfmt.formats.safetensors.layout import (
+    FIELDS,
+    INDEX_SUFFIX,
+    METADATA,
+    PREFIX,
+    U64,
+    element_bits,
+)
 
 WINDOW = 1 << 20  # bytes of a header that are copied at a time to look for zeros
 
@@ -91,7 +98,7 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
             f"{where}: header length at offset 0 is {length}, {size - PREFIX} bytes follow; "
             "the file is cut or damaged"
         )
-    raw = hold(buffer, PREFIX + length)[PREFIX : PREFIX + length]
+    raw = read_prefix(buffer, PREFIX + length)[PREFIX : PREFIX + length]
     _refuse_zeros(raw, f"{where}: header at offset {PREFIX}")
     parsed = _of_compact(raw, ParsedSafe(where, buffer, size, length, {}, faults))
     if parsed is None:
@@ -105,7 +112,7 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     _check_end(parsed, partial)
     if end is None:
         _check_gaps(parsed)
-    if carried.KEY in metadata:
+    if unsupported_encodings.KEY in metadata:
         _join(parsed)
     return parsed
 
@@ -114,7 +121,7 @@ def _of_json(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
     """Fill in metadata and tensors by parsing the header as JSON, whatever it holds."""
     where, faults = parsed.where, parsed.faults
     header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
-    twice = header.keys_twice if isinstance(header, jsonio.Doubled) else frozenset()
+    twice = header.keys_twice if isinstance(header, bounded_json.DuplicateKeys) else frozenset()
     parsed.metadata.update(_metadata(header.pop(METADATA, {}), faults))
     if len(header) > MAX_COUNT:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
@@ -122,7 +129,9 @@ def _of_json(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
     for name, entry in header.items():
         parsed.infos[name] = read.sound(name, entry) or _info(name, entry, parsed)
         if name in twice:
-            faults.add(FormatError(f"{where}: {label(name)} stands twice in the header"), name)
+            faults.add(
+                FormatError(f"{where}: {tensor_label(name)} stands twice in the header"), name
+            )
     return parsed
 
 
@@ -175,7 +184,7 @@ def _compact_metadata(first: bytes, where: str) -> tuple[dict[str, str], int] | 
         start = len(METADATA) + 4  # behind the brace, the key and its colon
         _, end = json.JSONDecoder().raw_decode(text, start)
         size = len(text[:end].encode())
-        value = jsonio.loads(first[start:size], where, max_bytes=WINDOW)
+        value = bounded_json.loads(first[start:size], where, max_bytes=WINDOW)
     except (FormatError, ValueError, RecursionError):
         return None
     sound = isinstance(value, dict) and all(type(item) is str for item in value.values())
@@ -206,16 +215,21 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
 def _join(parsed: ParsedSafe) -> None:
     """Give tensors that the format has no dtype for their own names, encodings and shapes."""
     where, stored = parsed.where, parsed.infos
-    text = parsed.metadata.pop(carried.KEY)
+    text = parsed.metadata.pop(unsupported_encodings.KEY)
     try:
-        table: Any = jsonio.loads(text.encode(), f"{where}: {carried.KEY}", max_bytes=MAX_HEADER)
+        table: Any = bounded_json.loads(
+            text.encode(), f"{where}: {unsupported_encodings.KEY}", max_bytes=MAX_HEADER
+        )
     except (FormatError, UnicodeEncodeError) as error:
         parsed.warn(
             "carried_tensors",
-            f"{carried.KEY} cannot be read, its tensors stay bytes: {shorten(str(error), 200)}",
+            f"{unsupported_encodings.KEY} cannot be read, its tensors stay bytes: "
+            f"{shorten(str(error), 200)}",
         )
         return
-    _, parsed.infos, notes = carried.join({carried.KEY: table}, stored, where)
+    _, parsed.infos, notes = unsupported_encodings.restore_encodings(
+        {unsupported_encodings.KEY: table}, stored, where
+    )
     parsed.notes += notes
     names = dict(zip(stored, parsed.infos, strict=True))
     parsed.carried = {name: at for at, name in names.items() if name != at}
@@ -316,9 +330,9 @@ def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
         )
         faults.add(error)
     if not faults.collect:
-        header = jsonio.loads(raw, where, max_bytes=MAX_HEADER)
+        header = bounded_json.loads(raw, where, max_bytes=MAX_HEADER)
     else:
-        header = jsonio.loads(raw, where, max_bytes=MAX_HEADER, duplicates="mark")
+        header = bounded_json.loads(raw, where, max_bytes=MAX_HEADER, duplicates="mark")
     assert isinstance(header, dict)  # it begins with a brace
     return header
 
@@ -344,7 +358,7 @@ def _info(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
     """Return the tensor of an entry; a damaged entry gives as much as can be read."""
     row, shape, extent, wrong = _judged(entry)
     if wrong:
-        error = FormatError(f"{parsed.where}: {label(name)}{wrong}")
+        error = FormatError(f"{parsed.where}: {tensor_label(name)}{wrong}")
         parsed.faults.add(error, name)
     start, stop = extent
     row_bytes = None if row is None or wrong else row.row_bytes(shape)
@@ -375,7 +389,7 @@ def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, in
         known = ", ".join(BY_SAFETENSORS)
         said = f": dtype {shorten(str(dtype), 40)!r} is not one of {known}"
         return None, tuple(shape), extent, wrong or said
-    if isinstance(entry, jsonio.Doubled):
+    if isinstance(entry, bounded_json.DuplicateKeys):
         wrong = wrong or f": {shorten(min(entry.keys_twice), 40)!r} stands twice in its entry"
     return row, tuple(shape), extent, wrong or _size_error(row, shape, extent)
 
@@ -389,7 +403,7 @@ def _size_error(row: Encoding, shape: Sequence[int], extent: tuple[int, int]) ->
         count *= dim
         if count >= U64:
             return f": shape {shown} has more elements than 64 bits count"
-    total = count * bits(row)
+    total = count * element_bits(row)
     what = f": {count} elements of {row.safetensors}"
     if total >= U64:
         return f"{what} have more bits than 64 bits count"
@@ -418,11 +432,11 @@ def _check_gaps(parsed: ParsedSafe) -> None:
             inside = info.offset < at  # an empty tensor: others would have been reported
             kind = "overlaps" if inside else f"leaves {info.offset - at} bytes unused after"
             error = FormatError(
-                f"{parsed.where}: {label(info.name)} begins at byte {info.offset} and {kind} "
-                f"{before}, which ends at {at}; the format wants no gap and no overlap"
+                f"{parsed.where}: {tensor_label(info.name)} begins at byte {info.offset} and "
+                f"{kind} {before}, which ends at {at}; the format wants no gap and no overlap"
             )
             faults.add(error, *([info.name] if inside else []), kind="" if inside else SURPLUS)
-        at, before = max(at, info.offset + info.nbytes), label(info.name)
+        at, before = max(at, info.offset + info.nbytes), tensor_label(info.name)
 
 
 def _check_end(parsed: ParsedSafe, partial: bool) -> None:

@@ -4,27 +4,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Value
-from aprfmt.formats import mapped
-from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
-from aprfmt.formats.safetensors.index import (
+from aprfmt.formats import mapped_file
+from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
+from aprfmt.formats.safetensors.index_check import (
     IndexFault,
     check_map,
     complete_set,
-    stale_for,
-    unlisted,
+    replacing_shards,
+    unlisted_files,
 )
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import ParsedSafe, merge_metadata, parse
-from aprfmt.remote.paths import is_remote, place
+from aprfmt.remote.paths import is_remote, parse_location
 
 
-class SafeShard(mapped.Shard[ParsedSafe]):
+class SafeShard(mapped_file.Shard[ParsedSafe]):
     """One open file and its structure."""
 
     __slots__ = ()
 
 
-class SafetensorsSource(mapped.MappedSource[SafeShard]):
+class SafetensorsSource(mapped_file.MappedSource[SafeShard]):
     """An open safetensors model: one file, or all shards of an index.
 
     `metadata` is `__metadata__` (strings only), merged over the shards of a sharded model.
@@ -70,7 +70,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     `damaged` collects faults that leave the rest readable in `damage`. Raises FormatError for a
     file that breaks a rule of the format.
     """
-    path = place(path)
+    path = parse_location(path)
     file = open_bytes(path)
     try:
         if not is_json(bytes(file.view[:64])):
@@ -103,32 +103,32 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     index that names no file that is there gives way to a whole set of shards beside it. Raises
     FormatError.
     """
-    from aprfmt.formats.shard_index import files_there, open_files, read_index
-    from aprfmt.formats.shardset import union
+    from aprfmt.formats.shard_index import existing_files, open_files, read_index
+    from aprfmt.formats.shard_set import join_tensors
 
-    path = place(path)
+    path = parse_location(path)
     index = read_index(path)
     homes, weight_map = index.homes, index.weight_map
     notes: list[Note] = []
     faults: list[IndexFault] | None = [] if damaged else None
-    others = stale_for(path, homes, faults)
+    others = replacing_shards(path, homes, faults)
     if others is not None:
         homes = others
     elif faults is not None and not is_remote(path) and {*homes} < {*complete_set(path)}:
         homes = complete_set(path)  # a part of a whole set is named: the rest is its, too
     elif partial:
-        homes, notes = files_there(path, homes, "shards")
+        homes, notes = existing_files(path, homes, "shards")
 
     def read(file: ByteSource) -> SafeShard:
         parsed = parse(file.view, str(file.path), partial=partial, damaged=damaged)
         return SafeShard(file, parsed)
 
     with open_files(path, homes, read) as shards:
-        tensors = union([(s.file.path, s.tensors) for s in shards.values()], str(path))
+        tensors = join_tensors([(s.file.path, s.tensors) for s in shards.values()], str(path))
         stored = {name: _stored(shard) for name, shard in shards.items()}
         if others is None:
             check_map(path, weight_map, stored, faults)
-        loose = list(unlisted(path, stored))
+        loose = list(unlisted_files(path, stored))
         if faults is not None:
             faults += loose
         else:

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import TensorInfo, Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.carried import KEY, describe, stored_info
+from aprfmt.formats.bounded_json import dumps
 from aprfmt.formats.cursor import MAX_HEADER
-from aprfmt.formats.damage import label
-from aprfmt.formats.jsonio import dumps
+from aprfmt.formats.damage import tensor_label
 from aprfmt.formats.safetensors import layout
 from aprfmt.formats.safetensors.reader import SafetensorsSource
-from aprfmt.formats.sequential import Program, Room, SequentialSink, deal
+from aprfmt.formats.sequential import FileProgram, SequentialSink, TensorSlot, distribute_tensors
+from aprfmt.formats.unsupported_encodings import KEY, carried_record, stored_info
 
 # transformers refuses files that do not name the framework of their tensors.
 _FORMAT_KEY, _FORMAT = "format", "pt"
@@ -34,7 +34,8 @@ class SafetensorsSink(SequentialSink):
 
     Tensors are planned in the order of `order`. Metadata holds strings only, and gets `format: pt`
     if it lacks the key. ConversionError for what the format cannot hold, unless its bytes may be
-    carried (carried.py); then `format` says so, and loaders that look at it refuse the file.
+    carried (unsupported_encodings.py); then `format` says so, and loaders that look at it refuse
+    the file.
     """
 
     def __init__(
@@ -58,32 +59,32 @@ class SafetensorsSink(SequentialSink):
         The order of `like` is used only if it has exactly the planned tensors.
         """
         if self._like is None or not _same_tensors(self._like, infos):
-            return layout.order(infos)
+            return layout.storage_order(infos)
         places = self._like.shards[0].parsed.infos
         return sorted(infos, key=lambda info: (places[info.name].offset, info.nbytes))
 
     def _lay_out(
-        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[Program]:
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[FileProgram]:
         where = str(self._path)
         texts = _texts(metadata, where)
         like = self._like
         in_place = like is not None and _in_order_of(like, infos)
         if like is not None and in_place and self._same_file(like, texts, infos):
-            return [Program(self._path, like.header_raw, _rooms(infos))]
+            return [FileProgram(self._path, like.header_raw, _rooms(infos))]
         texts.setdefault(_FORMAT_KEY, _FORMAT)
         for info in infos:
-            _check(stored_info(info, layout.holds) if self._carries else info, where)
-        if not all(layout.holds(encoding(info.encoding)) for info in infos):
+            _check(stored_info(info, layout.can_store) if self._carries else info, where)
+        if not all(layout.can_store(find_encoding(info.encoding)) for info in infos):
             texts[_FORMAT_KEY] = _CARRIES
         elif texts[_FORMAT_KEY] == _CARRIES:
             texts[_FORMAT_KEY] = _FORMAT
-        if not in_place and list(infos) != layout.order(infos):
+        if not in_place and list(infos) != layout.storage_order(infos):
             raise ConversionError(
                 f"{where}: tensors are planned in another order than the format's; "
                 "plan them in the order of `order`"
             )
-        parts = deal(infos, self._limit, where)
+        parts = distribute_tensors(infos, self._limit, where)
         if len(parts) == 1:
             return [_program(self._path, texts, infos)]
         return self._set(texts, parts)
@@ -98,22 +99,24 @@ class SafetensorsSink(SequentialSink):
 
     def _set(
         self, texts: Mapping[str, str], parts: Sequence[Sequence[TensorInfo]]
-    ) -> list[Program]:
+    ) -> list[FileProgram]:
         """Return the shards and their index; only the first shard has keys other than `format`."""
         count = len(parts)
         stem = _stem(self._path.name)
-        programs: list[Program] = []
+        programs: list[FileProgram] = []
         weight_map: dict[str, str] = {}
         for number, part in enumerate(parts, 1):
             path = self._path.with_name(f"{stem}-{number:05d}-of-{count:05d}.safetensors")
             kept = texts if number == 1 else {_FORMAT_KEY: texts[_FORMAT_KEY]}
             programs.append(_program(path, kept, part))
-            weight_map.update((stored_info(info, layout.holds).name, path.name) for info in part)
+            weight_map.update(
+                (stored_info(info, layout.can_store).name, path.name) for info in part
+            )
         total = sum(info.nbytes for part in parts for info in part)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         path = self._path.with_name(stem + layout.INDEX_SUFFIX)
-        return [*programs, Program(path, text.encode("utf-8"))]
+        return [*programs, FileProgram(path, text.encode("utf-8"))]
 
 
 def open_sink(
@@ -140,10 +143,10 @@ def open_sink(
     )
 
 
-def _texts(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, str]:
+def _texts(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     for key, value in metadata.items():
-        text = value.value if isinstance(value, Typed) else value
+        text = value.value if isinstance(value, TypedValue) else value
         if not _encodable(key):
             raise ConversionError(f"{where}: metadata key {shorten(key, 80)!r} is not UTF-8")
         if not isinstance(text, str) or not _encodable(text):
@@ -165,8 +168,8 @@ def _encodable(text: str) -> bool:
 
 def _check(info: TensorInfo, where: str) -> None:
     """Raise ConversionError for a tensor that the format cannot hold."""
-    what = f"{where}: {label(info.name)}"
-    row = encoding(info.encoding)
+    what = f"{where}: {tensor_label(info.name)}"
+    row = find_encoding(info.encoding)
     if not row.safetensors:
         raise ConversionError(
             f"{what}: safetensors has no dtype for {info.encoding}; choose another one"
@@ -178,22 +181,22 @@ def _check(info: TensorInfo, where: str) -> None:
     count = 1
     for dim in info.shape:
         count *= dim
-        if dim < 0 or count * layout.bits(row) >= layout.U64:
+        if dim < 0 or count * layout.element_bits(row) >= layout.U64:
             raise ConversionError(f"{what}: shape {list(info.shape)} does not fit into 64 bits")
-    if count * layout.bits(row) % 8:
+    if count * layout.element_bits(row) % 8:
         raise ConversionError(
             f"{what}: {count} elements of {info.encoding} end inside a byte; "
             "the format wants whole bytes"
         )
-    if info.nbytes != count * layout.bits(row) // 8:
+    if info.nbytes != count * layout.element_bits(row) // 8:
         raise ConversionError(
             f"{what}: {info.nbytes} bytes are planned, shape {list(info.shape)} of "
-            f"{info.encoding} takes {count * layout.bits(row) // 8}"
+            f"{info.encoding} takes {count * layout.element_bits(row) // 8}"
         )
 
 
-def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> Program:
-    described = describe(infos, layout.holds)
+def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> FileProgram:
+    described = carried_record(infos, layout.can_store)
     if described:
         texts = {**texts, KEY: dumps(described[KEY])}
     head = layout.spell_header(texts, infos)
@@ -202,11 +205,11 @@ def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) 
         raise ConversionError(
             f"{path}: its header takes {size} bytes, the format allows {MAX_HEADER}"
         )
-    return Program(path, head, _rooms(infos))
+    return FileProgram(path, head, _rooms(infos))
 
 
-def _rooms(infos: Sequence[TensorInfo]) -> list[Room]:
-    return [Room(info.name, info.nbytes) for info in infos]
+def _rooms(infos: Sequence[TensorInfo]) -> list[TensorSlot]:
+    return [TensorSlot(info.name, info.nbytes) for info in infos]
 
 
 def _same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:

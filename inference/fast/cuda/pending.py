@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.inference.fast.cuda import memory, reduce
 from aprfmt.inference.fast.cuda.arrays import ITEM, Flat
 from aprfmt.inference.fast.cuda.brought import Brought
-from aprfmt.tensors.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute_stats
 
 _ROWS = 512  # results allocated at a time
 JOBS = reduce.THREADS  # arrays per launch; one thread reads each
@@ -78,7 +78,7 @@ class CupyPending:
     def add(self, x: Any) -> None:
         """Add the next value; a numpy array's statistics are computed at once."""
         if not memory.is_device(x):
-            self._found.append(compute(x))
+            self._found.append(compute_stats(x))
             return
         if self._rows == _ROWS * len(self._chunks):
             self._chunks.append(memory.arrays().empty((_ROWS, reduce.RESULT), "float64"))

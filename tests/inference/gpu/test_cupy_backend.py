@@ -20,7 +20,7 @@ from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.measure.tolerances import DISCRETE, tolerance
 from aprfmt.model import open_model
-from aprfmt.tensors.stats import compute
+from aprfmt.tensors.stats import compute_stats
 from tests.inference.gpu.machine import on
 from tests.inference.judge import judged, median_row, rel, run, traced, traced64
 from tests.models import EVERY, IDS, MAKERS
@@ -65,7 +65,7 @@ def test_every_point_of_a_float32_trace(machine: Any, name: str) -> None:
                 np.testing.assert_array_equal(values, expected)
             continue
         assert rel(values, expected) < tolerance("float32", "float64").rel_l2, key
-        stats, wanted = found.records[key].stats, compute(values)
+        stats, wanted = found.records[key].stats, compute_stats(values)
         assert stats is not None
         assert stats.mean == pytest.approx(wanted.mean, rel=1e-9, abs=1e-12), key
         assert (stats.min, stats.max, stats.nan) == (wanted.min, wanted.max, wanted.nan), key

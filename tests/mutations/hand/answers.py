@@ -57,12 +57,12 @@ ROWS: tuple[Row, ...] = (
         "a Q6_K weight that is eight steps off is within rounding",
     ),
     Row(
-        "convert-underflow", "aprfmt/conversion/counts.py",
+        "convert-underflow", "aprfmt/conversion/change_counts.py",
         "self.underflowed += int(((before != 0) & (after == 0)).sum())", "pass",
         "numbers that became zero are not counted",
     ),
     Row(
-        "convert-restored", "aprfmt/tensors/restore.py",
+        "convert-restored", "aprfmt/tensors/restoration.py",
         "    wrong = np.flatnonzero(source != made)\n",
         "    wrong = np.flatnonzero(source != made)[:1]\n",
         "one element of those that narrowing changes comes back",
@@ -95,7 +95,7 @@ ROWS: tuple[Row, ...] = (
         "a gate that passed before and is gone or did not run is no step back",
     ),
     Row(
-        "qa-points", "aprfmt/checks/gates/copies.py",
+        "qa-points", "aprfmt/checks/gates/parity.py",
         "wrong = [key for key, digest in mine.hashes.items() if theirs.hashes.get(key) != digest]",
         "wrong: list[str] = []",
         "a copy in another format may compute something else",

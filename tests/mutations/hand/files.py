@@ -4,19 +4,19 @@ from tests.mutations.mutation import Row
 
 ROWS: tuple[Row, ...] = (
     Row(
-        "counts-infinite-before", "aprfmt/conversion/counts.py",
+        "counts-infinite-before", "aprfmt/conversion/change_counts.py",
         "(np.isfinite(before) & ~np.isfinite(after))",
         "(~np.isfinite(after))",
         "values that were infinite before count as overflow",
     ),
     Row(
-        "counts-nan-stays", "aprfmt/conversion/counts.py",
+        "counts-nan-stays", "aprfmt/conversion/change_counts.py",
         "differs &= ~(np.isnan(before) & np.isnan(after))",
         "pass",
         "NaN that stays NaN counts as changed",
     ),
     Row(
-        "counts-negative-underflow", "aprfmt/conversion/counts.py",
+        "counts-negative-underflow", "aprfmt/conversion/change_counts.py",
         "((before != 0) & (after == 0))",
         "((before > 0) & (after == 0))",
         "negative values that underflow are not counted",
@@ -42,7 +42,7 @@ ROWS: tuple[Row, ...] = (
         "two tensors of one name are written",
     ),
     Row(
-        "restore-damaged-base64", "aprfmt/tensors/restore.py",
+        "restore-damaged-base64", "aprfmt/tensors/restoration.py",
         "base64.b64decode(patch, validate=True)",
         "base64.b64decode(patch)",
         "damaged base64 of a record is taken",
@@ -54,7 +54,7 @@ ROWS: tuple[Row, ...] = (
         "a source whose checksum is wrong is converted in silence",
     ),
     Row(
-        "convert-to-against-extension", "aprfmt/conversion/target.py",
+        "convert-to-against-extension", "aprfmt/conversion/output_format.py",
         "    if to is not None and found is not None and to != found:",
         "    if False:",
         "--to against the extension",
@@ -66,13 +66,13 @@ ROWS: tuple[Row, ...] = (
         "shape and encoding read back are not compared",
     ),
     Row(
-        "verify-beside-place", "aprfmt/conversion/verifying.py",
+        "verify-beside-place", "aprfmt/conversion/verification.py",
         "        return lies[0].identity == file.identity and lies[1] == at",
         "        return lies[0].identity == file.identity",
         "bytes proven in one place count for another",
     ),
     Row(
-        "verify-beside-changed", "aprfmt/conversion/verifying.py",
+        "verify-beside-changed", "aprfmt/conversion/verification.py",
         "        return lies[0].identity == file.identity and lies[1] == at",
         "        return lies[1] == at",
         "bytes proven in a file count for another one in its place",
@@ -168,13 +168,13 @@ ROWS: tuple[Row, ...] = (
         "files of one set in two folders",
     ),
     Row(
-        "output-unsynced", "aprfmt/formats/output.py",
+        "output-unsynced", "aprfmt/formats/output_file.py",
         "                os.fsync(self._fd)\n                self.identity",
         "                self.identity",
         "files are not synced",
     ),
     Row(
-        "output-failed-published", "aprfmt/formats/output.py",
+        "output-failed-published", "aprfmt/formats/output_file.py",
         "        if self._failed:",
         "        if False:",
         "a write that failed is published",
@@ -186,13 +186,13 @@ ROWS: tuple[Row, ...] = (
         "--strict fails nothing more",
     ),
     Row(
-        "imatrix-other-model", "aprfmt/conversion/choosing.py",
+        "imatrix-other-model", "aprfmt/conversion/encoding_choice.py",
         "        if found.size not in (columns, shape[-1]):",
         "        if False:",
         "an importance matrix of another model is taken",
     ),
     Row(
-        "imatrix-unnamed", "aprfmt/conversion/choosing.py",
+        "imatrix-unnamed", "aprfmt/conversion/encoding_choice.py",
         '        plan.notes.append(Note("warning", where, text, "imatrix_gaps"))',
         "        pass",
         "tensors an importance matrix says nothing about are not named",

@@ -4,25 +4,25 @@ from tests.mutations.mutation import Row
 
 ROWS: tuple[Row, ...] = (
     Row(
-        "parity-changed-tensors", "aprfmt/checks/gates/copies.py",
+        "parity-changed-tensors", "aprfmt/checks/gates/parity.py",
         "    same = all(t.verdict in EQUAL for t in report.tensors)",
         '    same = all(t.verdict in (*EQUAL, "DIFFERENT") for t in report.tensors)',
         "format parity lets changed tensors through",
     ),
     Row(
-        "parity-points", "aprfmt/checks/gates/copies.py",
+        "parity-points", "aprfmt/checks/gates/parity.py",
         "if theirs.hashes.get(key) != digest]",
         "if theirs.hashes.get(key, digest) != digest and False]",
         "format parity does not compare capture points",
     ),
     Row(
-        "parity-logits", "aprfmt/checks/gates/copies.py",
+        "parity-logits", "aprfmt/checks/gates/parity.py",
         "same = mine.logits.shape == theirs.logits.shape and bool(",
         "same = mine.logits.shape == theirs.logits.shape or bool(",
         "format parity does not compare logits",
     ),
     Row(
-        "parity-format-left-out", "aprfmt/checks/gates/copies.py",
+        "parity-format-left-out", "aprfmt/checks/gates/parity.py",
         'checks.append(not_run(f"{name}-converts", str(error)))',
         "pass",
         "a format that cannot hold the model is left out in silence",

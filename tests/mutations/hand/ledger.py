@@ -66,7 +66,7 @@ ROWS: tuple[Row, ...] = (
         "every unread item is accepted by the gates themselves",
     ),
     Row(
-        "conversion-left", "aprfmt/conversion/accounted.py",
+        "conversion-left", "aprfmt/conversion/accounting.py",
         '            "only in A": ("dropped", _NO_PLACE),\n',
         '            "only in A": ("dropped", "unread"),\n',
         "a conversion says verified, and a file of the source is in no copy",
@@ -84,7 +84,7 @@ ROWS: tuple[Row, ...] = (
         "files of a capture that hold no array are not named",
     ),
     Row(
-        "batch-unread", "cli/eval_run.py",
+        "batch-unread", "cli/eval/scoring.py",
         '        left = array_items("batch array", body["batch"]["unread"])\n',
         "        left = ()\n",
         "arrays of a batch that nothing reads are not in the verdict",

@@ -1,0 +1,92 @@
+"""Two views used while rules are read.
+
+AccessedKeys records the keys read, PartialHyperParams has the results.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from aprfmt.arch.spec import HyperParam, HyperParams
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+# Of a multimodal model the outer object says it: transformers ties the whole model's head.
+_OUTER_FIRST = frozenset({"tie_word_embeddings"})
+
+
+class AccessedKeys(Mapping[str, Value]):
+    """Values that record which of them were read, nested objects included.
+
+    Listing the keys reads no value: in a GGUF that would decode the whole vocabulary.
+    Keys of `inner` (a section of multimodal configs) are seen before the outer ones, but for
+    those of `_OUTER_FIRST`.
+    """
+
+    def __init__(self, values: Mapping[str, Value], label: str = "", inner: str = "") -> None:
+        self._values = values
+        self._label = label
+        nested = values.get(inner) if inner else None
+        self._inner = nested if isinstance(nested, Mapping) else {}
+        self._inner_key = inner if isinstance(nested, Mapping) else None
+        self._inner_label = f"{label}{inner}."
+        self._nested: dict[str, AccessedKeys] = {}
+        self.seen: dict[str, None] = {}
+
+    def __getitem__(self, key: str) -> Value:
+        if key in self._inner and key in self._values and key in _OUTER_FIRST:
+            self.seen[self._inner_label + key] = None
+            value, label = self._values[key], self._label
+        elif key in self._inner:
+            value, label = self._inner[key], self._inner_label
+        else:
+            value, label = self._values[key], self._label
+        if isinstance(value, Mapping):
+            if key not in self._nested:
+                self._nested[key] = AccessedKeys(value, f"{label}{key}.")
+            return self._nested[key]
+        self.seen[label + key] = None
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._inner or key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._inner, *self._values)))
+
+    def __len__(self) -> int:
+        return len(dict.fromkeys((*self._inner, *self._values)))
+
+    def all_seen(self) -> dict[str, None]:
+        """Return the full keys read so far, in order."""
+        every = dict(self.seen)
+        for nested in self._nested.values():
+            every.update(nested.all_seen())
+        return every
+
+    def unseen(self) -> Iterator[str]:
+        """Yield the full keys never read; a nested object never opened counts as one key."""
+        seen = self.all_seen()
+        for values, label in ((self._inner, self._inner_label), (self._values, self._label)):
+            for key in values:
+                if values is self._values and key == self._inner_key:
+                    continue
+                if key in self._nested and isinstance(values[key], Mapping):
+                    yield from self._nested[key].unseen()
+                elif label + key not in seen:
+                    yield label + key
+
+
+class NotSettledError(ArchError):
+    """A rule asks for a hyperparameter that has no value."""
+
+
+class PartialHyperParams(HyperParams):
+    """The hyperparameters read so far; asking for any other raises NotSettledError."""
+
+    def __init__(self, rows: dict[str, HyperParam]) -> None:
+        self._rows = rows  # those that a reading adds to
+
+    def of(self, name: str) -> HyperParam:
+        """Return value, origin and key."""
+        if name not in self._rows:
+            raise NotSettledError(f"{name} is not known here, and this depends on it")
+        return self._rows[name]

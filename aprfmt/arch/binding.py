@@ -1,0 +1,260 @@
+"""From stored names to roles and back, by the binding tables.
+
+Nothing here knows an architecture: everything comes from the tables and the hyperparameters.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from aprfmt.arch.joining_steps import Stacked
+from aprfmt.arch.layout_steps import Transposed
+from aprfmt.arch.mlx_layout import more_bindings
+from aprfmt.arch.name_templates import NO_MODEL, NameIndex, expand_template
+from aprfmt.arch.name_templates import detect_style as detect_style
+from aprfmt.arch.size_expressions import size_of
+from aprfmt.arch.spec import ArchSpec, Binding, role_key, split_key
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundGroup:
+    """One binding at one layer: the stored names in the binding's order, and the role keys."""
+
+    binding: Binding
+    layer: int | None
+    stored: tuple[str, ...]
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundNames:
+    """A file's tensor names sorted by the tables.
+
+    `groups` come in execution order. `derived` are tensors that hold hyperparameters, `buffers`
+    tensors that are computed or belong to training only; `unbound` are names that no table knows.
+    `incomplete` has the roles of which only some stored tensors exist: role key -> the missing
+    names (the existing ones are in `unbound`).
+    """
+
+    groups: tuple[BoundGroup, ...]
+    unbound: tuple[str, ...]
+    derived: tuple[str, ...] = ()
+    incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
+
+
+class Order:
+    """Execution order: the embedding, the layers, the rest; inside, as in the tensor table."""
+
+    def __init__(self, spec: ArchSpec) -> None:
+        self._rank = {rule.role: i for i, rule in enumerate(spec.tensors)}
+        layered = [i for i, rule in enumerate(spec.tensors) if rule.layered]
+        self._first = layered[0] if layered else 0
+
+    def __call__(self, key: str) -> tuple[int, int, int]:
+        """Return a role key's place, to sort by."""
+        layer, role = split_key(key)
+        rank = self._rank.get(role, len(self._rank))
+        phase = 1 if layer is not None else 0 if rank < self._first else 2
+        return phase, layer or 0, rank
+
+
+def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
+    """Sort stored names into the groups of a style.
+
+    All bindings are tried; if two of them offer a role, the earlier one gets it and the names of
+    the later one stay unbound. Raises ArchError if two names mean the same tensor.
+    """
+    bindings = (*spec.bindings.get(style, ()), *more_bindings(spec, style))
+    index = NameIndex(
+        style,
+        [(name, (b, s)) for b, row in enumerate(bindings) for s, name in enumerate(row.stored)],
+    )
+    every = list(names)
+    found: dict[tuple[int, int | None], dict[int, dict[int, str]]] = {}
+    for name in every:
+        match = index.find(name)
+        if match is None:
+            continue
+        b, s = match.value
+        elements = found.setdefault((b, match.layer), {}).setdefault(s, {})
+        other = elements.setdefault(match.element or 0, name)
+        if other != name:
+            raise ArchError(f"tensors {other!r} and {name!r} are the same one in two spellings")
+    groups: dict[tuple[int, int | None], BoundGroup] = {}
+    claimed: set[str] = set()
+    incomplete: dict[str, tuple[str, ...]] = {}
+    for b, layer in sorted(found, key=lambda at: (at[0], at[1] or 0)):
+        roles = tuple(role_key(layer, role) for role in bindings[b].roles)
+        stored, lacking = _stored_names(bindings[b], layer, found[b, layer])
+        if lacking:
+            incomplete.update(dict.fromkeys(roles, lacking))
+        elif not claimed.intersection(roles):
+            groups[b, layer] = BoundGroup(bindings[b], layer, stored, roles)
+            claimed.update(roles)
+    used = {name for group in groups.values() for name in group.stored}
+    derived = {row.name(style) for row in spec.derived}
+    templates = NameIndex(style, [(name, name) for name in spec.buffers.get(style, ())])
+    buffers = {
+        name
+        for name in every
+        if name not in used and (name.startswith(NO_MODEL) or templates.find(name))
+    }
+    claims = used | derived | buffers
+    order = Order(spec)
+    return BoundNames(
+        tuple(sorted(groups.values(), key=lambda group: order(group.roles[0]))),
+        tuple(name for name in every if name not in claims),
+        tuple(name for name in every if name in derived),
+        {role: names for role, names in incomplete.items() if role not in claimed},
+        tuple(name for name in every if name in buffers),
+    )
+
+
+def _stored_names(
+    binding: Binding, layer: int | None, found: Mapping[int, Mapping[int, str]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the stored names of a group in order, and the first few missing ones."""
+    stored: list[str] = []
+    lacking: list[str] = []
+    there = sorted({element for names in found.values() for element in names})
+    every = there if binding.elements else range(there[-1] + 1)
+    for s, template in enumerate(binding.stored):
+        names = found.get(s, {})
+        for element in every if "{E}" in template else (0,):
+            if element in names:
+                stored.append(names[element])
+                continue
+            lacking.append(expand_template(template, layer, element))
+            if len(lacking) == 8:
+                return (), tuple(lacking)
+    return tuple(stored), tuple(lacking)
+
+
+def without_partial(bound: BoundNames, hp: Mapping[str, Value]) -> BoundNames:
+    """Return `bound` with groups that have fewer stored tensors than `hp` asks for as incomplete.
+
+    Names alone do not show that the last experts of a stack are missing. A stack with too many
+    tensors stays: its layout step raises.
+    """
+    partial = {}
+    for group in bound.groups:
+        names = _written_names(group.binding, group.layer, hp)
+        if len(group.stored) < len(names):
+            partial[group.stored] = (group.roles, names[len(group.stored) :][:8])
+    if not partial:
+        return bound
+    left = {name for stored in partial for name in stored}
+    lacking = {role: names for roles, names in partial.values() for role in roles}
+    return replace(
+        bound,
+        groups=tuple(group for group in bound.groups if group.stored not in partial),
+        unbound=(*bound.unbound, *sorted(left)),
+        incomplete={**bound.incomplete, **lacking},
+    )
+
+
+def bind_packed(bound: BoundNames, packed: Set[str]) -> BoundNames:
+    """Return `bound` with the weights in `packed` (stored names) bound without transposition.
+
+    Packed weights are stored as [out, in], also where the plain weight is [in, out] (gpt2's
+    Conv1D). Source: transformers' bitsandbytes integration, which transposes before packing.
+    """
+    groups = tuple(
+        replace(group, binding=packed_binding(group.binding))
+        if not packed.isdisjoint(group.stored)
+        else group
+        for group in bound.groups
+    )
+    return replace(bound, groups=groups)
+
+
+def packed_binding(binding: Binding) -> Binding:
+    """Return the binding for packed weights, which are stored as [out, in]."""
+    steps = tuple(step for step in binding.steps if not isinstance(step, Transposed))
+    return replace(binding, steps=steps)
+
+
+def known_shapes(bound: BoundNames, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return logical shapes by role key as far as they follow without hyperparameters.
+
+    `shapes` are the stored shapes by name. A role whose steps need hyperparameters gets `()`: it
+    exists, but its shape is not known yet.
+    """
+    known: dict[str, Shape] = {}
+    for group in bound.groups:
+        try:
+            found = logical_shapes(group.binding, [shapes[name] for name in group.stored], {})
+        except (ArchError, KeyError):
+            found = [()] * len(group.roles)
+        known.update(zip(group.roles, found, strict=True))
+    return known
+
+
+def logical_shapes(
+    binding: Binding, stored: Sequence[Shape], hp: Mapping[str, Value]
+) -> list[Shape]:
+    """Return the shapes after a binding's steps; ArchError if a step cannot take its input."""
+    shapes = [tuple(shape) for shape in stored]
+    for step in binding.steps:
+        shapes = step.shapes(shapes, hp)
+    return shapes
+
+
+def groups_for(
+    spec: ArchSpec, style: str, roles: Collection[str], hp: Mapping[str, Value]
+) -> list[BoundGroup]:
+    """Return the stored tensors that hold these role keys in a style, in execution order.
+
+    Each role goes to the first binding whose roles are all in `roles`. Raises ArchError listing
+    the roles that have no name in this style.
+    """
+    bindings = spec.bindings.get(style, ())
+    wanted = set(roles)
+    groups: list[BoundGroup] = []
+    done: set[str] = set()
+    homeless: list[str] = []
+    for key in sorted(wanted, key=Order(spec)):
+        if key in done:
+            continue
+        layer, role = split_key(key)
+        if layer is not None and layer >= size_of("n_layers", hp):
+            raise ArchError(
+                f"{key}: the model has {hp['n_layers']} layers; a tensor beyond them (multi-token "
+                "prediction) has no place in a conversion; leave it out with --drop"
+            )
+        for binding in bindings:
+            keys = tuple(role_key(layer, other) for other in binding.roles)
+            if role in binding.roles and wanted.issuperset(keys) and done.isdisjoint(keys):
+                groups.append(BoundGroup(binding, layer, _written_names(binding, layer, hp), keys))
+                done.update(keys)
+                break
+        else:
+            homeless.append(key)
+    if homeless:
+        shown = ", ".join(homeless[:4]) + (" ..." if len(homeless) > 4 else "")
+        others = "" if len(homeless) == len(wanted) else "; --drop leaves such out"
+        raise ArchError(
+            f"{style} files of {spec.name} have no name for {len(homeless)} of the tensors: "
+            f"{shown}{others}"
+        )
+    return groups
+
+
+def _written_names(binding: Binding, layer: int | None, hp: Mapping[str, Value]) -> tuple[str, ...]:
+    names: list[str] = []
+    for template in binding.stored:
+        elements = _elements(binding, hp) if "{E}" in template else (0,)
+        names += [expand_template(template, layer, element) for element in elements]
+    return tuple(names)
+
+
+def _elements(binding: Binding, hp: Mapping[str, Value]) -> Sequence[int]:
+    """Return the numbers that {E} takes in a binding's names."""
+    if binding.elements:
+        return [number for number, here in enumerate(hp[binding.elements]) if here]
+    step = next(step for step in binding.steps if isinstance(step, Stacked))
+    return range(size_of(step.count, hp))

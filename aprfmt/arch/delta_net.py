@@ -1,0 +1,224 @@
+"""What models with gated delta nets share: rows, hyperparameters, layouts, gated attention.
+
+A delta net layer projects to q, k, v (convolved over the last few positions), an output gate z, a
+decay a and a strength b. GGUF calls these attn_qkv, attn_gate, ssm_alpha and ssm_beta.
+Sources: transformers' modeling_qwen3_next and modeling_qwen3_5; llama.cpp's converter
+(conversion/qwen.py) and graphs (qwen3next.cpp, qwen35.cpp).
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import hyper_rules, rope_sections
+from aprfmt.arch.gemma import PLUS_ONE, gemma_norm
+from aprfmt.arch.grouped_rows import ByGroup
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, Steps, linear, norm
+from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+PerLayer = tuple[bool, ...]
+KINDS = {"linear_attention": True, "full_attention": False}  # config.json's `layer_types`
+INTERVAL = 4  # every so many-th layer has attention, where a file does not say
+
+KEYS = "delta_key_heads*delta_key_dim"
+VALUES = "delta_value_heads*delta_value_dim"
+CHANNELS = f"2*{KEYS}+{VALUES}"
+IN_LAYERS, ELSEWHERE = "delta_layers", "!delta_layers"
+
+BLOCK = BlockSpec(
+    norm_offset=1, norm_cast="after_weight", qk_norm="head",
+    attention_gate="sigmoid", recurrence="gated_delta",
+)  # fmt: skip
+
+# Rows of q and gate, head by head, in one projection.
+_QUERIES = ByGroup("n_heads", (Q, Q), ((0,), (1,)))
+
+
+def _gated(name: str, suffix: str) -> Binding:
+    return Binding(
+        (f"{name}.{suffix}",), (f"attn_q.{suffix}", f"attn_q_gate.{suffix}"), (_QUERIES,)
+    )
+
+
+GATED_HF = tuple(_gated(f"{LAYER}self_attn.q_proj", suffix) for suffix in ("weight", "bias"))
+GATED_GGUF = tuple(_gated("blk.{L}.attn_q", suffix) for suffix in ("weight", "bias"))
+
+# Gate and up of all experts in one tensor, gate first: read, not written.
+GATE_UP_GGUF = Binding(
+    ("blk.{L}.ffn_gate_up_exps.weight",),
+    ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),),
+)
+
+
+def attention() -> tuple[RoleRow, ...]:
+    """Return q with its gate, k, v, output and q/k-norms of the layers with attention."""
+    own = tuple(
+        RoleRow(f"{role}.{suffix}", "", shape, needs, gguf="")
+        for role in ("attn_q", "attn_q_gate")
+        for suffix, shape, needs in (
+            ("weight", (Q, "hidden_size"), ELSEWHERE),
+            ("bias", (Q,), f"{ELSEWHERE} & attention_bias"),
+        )
+    )
+    bias, out = "attention_bias", "attention_out_bias"
+    return (
+        *own,
+        *linear("attn_k", "self_attn.k_proj", KV, "hidden_size", ELSEWHERE, bias=bias),
+        *linear("attn_v", "self_attn.v_proj", KV, "hidden_size", ELSEWHERE, bias=bias),
+        *linear("attn_output", "self_attn.o_proj", "hidden_size", Q, ELSEWHERE, bias=out),
+        *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), ELSEWHERE, gguf_steps=PLUS_ONE),
+        *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",), ELSEWHERE, gguf_steps=PLUS_ONE),
+    )
+
+
+def norms() -> tuple[tuple[RoleRow, ...], tuple[RoleRow, ...]]:
+    """Return the norms before mixing and before the MLP; GGUF names the latter otherwise."""
+    after = RoleRow(
+        "ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
+        gguf_steps=PLUS_ONE, gguf="post_attention_norm.weight",
+    )  # fmt: skip
+    return gemma_norm("attn_norm", "input_layernorm"), (after,)
+
+
+def delta_net(
+    *,
+    rates: Steps = (),
+    kernel: Steps = (),
+    output: Steps = (),
+    projections: tuple[tuple[str, str, Steps], ...] = (),
+) -> tuple[RoleRow, ...]:
+    """Return the roles of a delta net.
+
+    `rates`, `kernel` and `output` are steps that GGUF applies besides the ones all files need;
+    `projections` are (Hugging Face name, role, GGUF steps) of projections that are stored apart.
+    """
+    own = {role: (hf, steps) for hf, role, steps in projections}
+
+    def into(role: str, rows: str) -> RoleRow:
+        hf, steps = own.get(role, ("", ()))
+        name = f"linear_attn.{hf}.weight" if hf else ""
+        return RoleRow(
+            f"{role}.weight", name, (rows, "hidden_size"), IN_LAYERS, (), steps, None if hf else ""
+        )
+
+    heads = ("delta_value_heads",)
+    return (
+        into("attn_qkv", CHANNELS),
+        into("attn_gate", VALUES),
+        into("ssm_beta", heads[0]),
+        into("ssm_alpha", heads[0]),
+        RoleRow("ssm_conv1d.weight", "linear_attn.conv1d.weight", (CHANNELS, "conv_taps"),
+            IN_LAYERS, (Depthwise(CHANNELS, "conv_taps"),), kernel),
+        RoleRow("ssm_dt.bias", "linear_attn.dt_bias", heads, IN_LAYERS, (), rates),
+        RoleRow("ssm_a.weight", "linear_attn.A_log", heads, IN_LAYERS, (),
+            (*rates, NegativeExp()), "ssm_a"),
+        *norm("ssm_norm", "linear_attn.norm", ("delta_value_dim",), IN_LAYERS),
+        RoleRow("ssm_out.weight", "linear_attn.out_proj.weight", ("hidden_size", VALUES),
+            IN_LAYERS, (), output),
+    )  # fmt: skip
+
+
+def _layers(interval: int, hp: Params) -> PerLayer:
+    return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
+
+
+def delta_layers() -> HyperRule:
+    """Return the rule for the layers with a delta net: listed, or all but every so many-th."""
+    key = "{arch}.full_attention_interval"
+
+    def interval(facts: Facts, name: str, hp: Params) -> tuple[Value, str] | None:
+        found = facts.first(name)
+        return None if found is None else (_layers(whole_number(*found, 1), hp), found[1])
+
+    def hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        by_interval = interval(facts, "full_attention_interval", hp)
+        found = facts.first("layer_types")
+        if found is None:
+            return by_interval
+        listed = sequence(*found, hp["n_layers"])[: hp["n_layers"]]
+        for kind in listed:
+            if not isinstance(kind, str) or kind not in KINDS:
+                raise ArchError(f"layer_types: {kind!r} is not known; known: {', '.join(KINDS)}")
+        return tuple(KINDS[kind] for kind in listed), found[1]
+
+    def write_hf(value: Value, hp: Params) -> Params:
+        names = {on: name for name, on in KINDS.items()}
+        return {"layer_types": [names[on] for on in value]}
+
+    def write_gguf(value: Value, hp: Params) -> Params:
+        return {key: (*value, False).index(False) + 1}
+
+    return HyperRule(
+        "delta_layers",
+        {"gguf": (key,)},
+        read={"hf": hf, "gguf": lambda facts, hp: interval(facts, key, hp)},
+        write={"hf": write_hf, "gguf": write_gguf},
+        default=lambda hp: _layers(INTERVAL, hp),
+    )
+
+
+def rotated_layers() -> HyperRule:
+    """Return the rule for the layers that rotate: those with attention."""
+    return HyperRule("rope_layers", default=lambda hp: tuple(not on for on in hp["delta_layers"]))
+
+
+def sizes() -> tuple[HyperRule, ...]:
+    """Return the rules for heads, their sizes and the convolution; transformers' defaults."""
+
+    def value_dim(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found = facts.first("{arch}.ssm.inner_size")
+        if found is None:
+            return None
+        heads, inner = hp["delta_value_heads"], whole_number(*found, 1)
+        if inner % heads:
+            raise ArchError(f"{found[1]}: is {inner}; expected a multiple of {heads} value heads")
+        return inner // heads, found[1]
+
+    def write_inner(value: Value, hp: Params) -> Params:
+        return {"{arch}.ssm.inner_size": value * hp["delta_value_heads"]}
+
+    def size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+        return hyper_rules.size(name, f"linear_{hf}", f"ssm.{gguf}", hf_default=default)
+
+    values = HyperRule(
+        "delta_value_dim",
+        {"hf": ("linear_value_head_dim",), "gguf": ("{arch}.ssm.inner_size",)},
+        "size",
+        default_in={"hf": 128},
+        read={"gguf": value_dim},
+        write={"gguf": write_inner},
+    )
+    return (
+        size("delta_key_heads", "num_key_heads", "group_count", 16),
+        size("delta_value_heads", "num_value_heads", "time_step_rank", 32),
+        size("delta_key_dim", "key_head_dim", "state_size", 128),
+        values,
+        size("conv_taps", "conv_kernel_dim", "conv_kernel", 4),
+        delta_layers(),
+        rotated_layers(),
+    )
+
+
+LOST = (
+    Loss(
+        "gguf", "delta_layers",
+        lambda hp: hp["delta_layers"] != _layers((*hp["delta_layers"], False).index(False) + 1, hp),
+        "GGUF has an interval only: llama.cpp gives every so many-th layer attention",
+    ),
+    Loss(
+        "gguf", "delta_value_dim", lambda hp: hp["delta_key_dim"] != hp["delta_value_dim"],
+        "llama.cpp runs delta nets only whose key and value heads are of one size",
+    ),
+)  # fmt: skip
+
+# Keys of config.json that do not change the pass of a text.
+IGNORED = frozenset(
+    """mtp_num_hidden_layers mtp_use_dedicated_embeddings attn_output_gate mamba_ssm_dtype
+    language_model_only use_sliding_window sliding_window max_window_layers image_token_id
+    video_token_id vision_start_token_id vision_end_token_id""".split()
+).union(rope_sections.IGNORED)

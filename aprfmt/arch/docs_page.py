@@ -1,0 +1,228 @@
+"""docs/reference/architectures.md, printed from the tables: `python -m aprfmt.arch.docs_page`.
+
+What llama.cpp made of the files is a recorded measurement, docs/reference/llama_cpp.json.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from aprfmt.arch import ARCHS
+from aprfmt.arch.spec import ArchSpec, BlockSpec
+from aprfmt.base.markdown import table
+
+_HEAD = """# Architectures
+
+Printed from the tables in `aprfmt/arch/` by `python -m aprfmt.arch.docs_page`.
+
+Sources of the rows: the arithmetic and the names in config.json are those of transformers
+(`configuration_*.py` and `modeling_*.py` of 5.23.0; a tiny random model of every architecture
+agrees to 1e-12 in float64). Tensor names in GGUF are those of the `gguf` package's name map.
+Changes of weights in a GGUF are those of llama.cpp's converter (`conversion/*.py`) and of the
+graphs that read its files (`src/models/*.cpp`).
+
+## What is known
+
+Level `full`: names, shapes, layout, hyperparameters and the forward pass, on all backends (numpy,
+torch, cupy); float64 logits are within 1e-12 of transformers', every capture point too. An encoder
+has no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `parity` refuse it
+(exit 2). Level `names`: all but the forward pass, which is what `convert`, `diff`, `hash`,
+`validate` and `quantize` need; a tiny model of transformers' comes back from every format bit by
+bit. Commands that run a model refuse one of level `names` (exit 2). `mixtures` are those
+of `quantize` that a GGUF holds ([list](quantization.md)): they go by roles, not by architecture.
+
+`measured against`: transformers' float64 logits at every point (level `full`), or the bytes of its
+saved tiny model after GGUF or APR and back. `llama.cpp` is what its library made of our F32 file of
+that model: the relative distance of its logits, or of an encoder's embedding, to transformers';
+`loads` where there is nothing to compare; `-` without a GGUF form. Its GELU is the tanh form in a
+table of float16 values: with that table in transformers too, gpt2's 1.7e-04 becomes 2.7e-07 and
+falcon's 3.3e-04 3.4e-07; an input between two of its values leaves up to 1e-04. Where a sentence
+stands beside a distance, llama.cpp fixes something that the model type does otherwise: the tiny
+model was made to suit it, or differs by that. Files are refused for shapes that llama.cpp fixes;
+what a GGUF loses is the second table's last column.
+
+`llama.cpp` of a tower is what its libmtmd made of an image or a sound with the mmproj file: the
+distance of the rows given to the text. A tower that sees or hears is, with its projector, an
+architecture that `--arch` names: of a folder of gemma3, `convert FOLDER mmproj.gguf --arch
+gemma3_vision --drop 'language_model*'` writes what llama.cpp takes by `--mmproj`, and `--drop
+'vision_tower*' --drop 'multi_modal_projector*'` the text. `pixtral_vision` is that of `llava` with
+pixtral and of `mistral3` (llama.cpp also asks its file for the row of the text's token [IMG_BREAK]:
+without it, as `convert` says, none is loaded), `qwen2_vl_vision`, `qwen2_5_vl_vision` and
+`qwen3_vl_vision` those of the Qwen models that see (the last also of qwen3_vl_moe; they leave out
+`lm_head.weight` and `model.language_model*`, or `model.*` where the tower is below `visual.`
+alone), `qwen2_audio_tower` that of `qwen2_audio` and `voxtral_tower` that of `voxtral`. Files of
+other projectors are looked at, compared and copied by their tensors.
+
+"""
+_DRAFTS = """
+## Draft heads
+
+A head for multi-token prediction (MTP) is one more layer, which reads the model's hidden state of a
+token and the embedding of the next and guesses the one after it. `eval --draft` runs it and counts
+the guesses that the model itself would make, `trace --draft` shows its capture points. In a GGUF it
+is block `{N}`, the number of the model's layers, with `blk.{N}.nextn.*` beside the layer's tensors,
+and `nextn_predict_layers` counts it; `convert` writes it so, as llama.cpp's converter does, and
+takes it back. Its roles are those of that layer in every format (`L{N}.nextn.eh_proj.weight`). Its
+names in Hugging Face folders, `{I}` the head's number (embedding and head are the model's where it
+has none):
+
+"""
+_BLOCKS = """
+## Blocks
+
+The base is llama: RMSNorm before attention and before the MLP, no biases, rope over whole heads in
+split halves, grouped queries, a gated MLP. `BlockSpec` in `aprfmt/arch/spec.py` explains each
+field. The last column names hyperparameters that a GGUF cannot express.
+
+"""
+_LAYOUTS = """
+## Layouts
+
+Tensors that a style stores in another layout than the logical weight ([out, in]; q, k and v
+separate; gate and up separate; rope in split halves; experts stacked; norms without 1 added). Steps
+run from the stored tensors to the logical ones; `{L}` is a layer, `{E}` an expert.
+
+"""
+
+
+SEEN = Path(__file__).resolve().parents[2] / "docs" / "reference" / "llama_cpp.json"
+_KNOWN = (
+    "architecture", "level", "model types", "GGUF", "mixtures", "runs on", "measured against",
+    "llama.cpp",
+)  # fmt: skip
+
+
+def architectures_page() -> str:
+    """Return the page as Markdown."""
+    specs = [ARCHS[name] for name in ARCHS.own]
+    seen = json.loads(SEEN.read_text())
+    known = [
+        (spec.name, spec.level, _types(spec), _gguf(spec), _mixtures(spec), _runs(spec),
+         _measured(spec), _seen(spec, seen["rows"]))
+        for spec in specs
+    ]  # fmt: skip
+    full = [spec for spec in specs if spec.level == "full"]
+    blocks = [(spec.name, _called(spec), _unlike(spec), _lost(spec)) for spec in full]
+    layouts = [row for spec in specs for row in _layouts(spec)]
+    drafts = [(spec.name, _code([f"{names.layer}*"]), _code(list(names.own)))
+              for spec in specs if (names := spec.draft.get("hf")) is not None]  # fmt: skip
+    return (
+        _HEAD
+        + model_count()
+        + f"llama.cpp: {seen['library']}.\n"
+        + f"`python -m tests.arch.seen --write docs/reference/{SEEN.name}` looks anew.\n\n"
+        + table(_KNOWN, known)
+        + _DRAFTS
+        + table(("architecture", "layer", "other tensors"), drafts)
+        + _BLOCKS
+        + table(("architecture", "called", "unlike llama", "lost in GGUF"), blocks)
+        + _LAYOUTS
+        + table(("architecture", "style", "stored", "roles", "steps"), layouts)
+    )
+
+
+def _measured(spec: ArchSpec) -> str:
+    """Return what of transformers' was compared, and how far ours may be from it."""
+    if spec.level == "names":
+        return "bytes, equal"
+    return "logits, 1e-12" if spec.block.head != "none" else "embedding, 1e-12"
+
+
+def _mixtures(spec: ArchSpec) -> str:
+    """Return which mixtures of encodings `quantize` writes as a GGUF of an architecture."""
+    return "all" if "gguf" in spec.called else "-"
+
+
+def _seen(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what llama.cpp made of an architecture's file."""
+    if "gguf" not in spec.called:
+        return "-"
+    row = rows.get(spec.name)
+    if row is None:
+        return "not tried"
+    if not row["loads"]:
+        return f"refuses the tiny model: {row['why']}"
+    said = f"{row['distance']:.1e}" if "distance" in row else "loads"
+    return f"{said} ({row['because']})" if "because" in row else said
+
+
+def model_types() -> frozenset[str]:
+    """Return the model types of config.json that are known."""
+    return frozenset(name for arch in ARCHS.own for name in _hf_types(ARCHS[arch]))
+
+
+def with_own_names() -> frozenset[str]:
+    """Return the architectures with names or steps that no other one has."""
+    users: dict[object, set[str]] = defaultdict(set)
+    for name in ARCHS.own:
+        for style, bindings in ARCHS[name].bindings.items():
+            for row in bindings:
+                steps = tuple(str(step) for step in row.steps)
+                users[style, row.stored, row.roles, steps].add(name)
+    return frozenset(next(iter(found)) for found in users.values() if len(found) == 1)
+
+
+def model_count() -> str:
+    """Return how many there are, as a paragraph."""
+    forward = sum(ARCHS[name].level == "full" for name in ARCHS.own)
+    return (
+        f"{len(ARCHS.own)} architectures for {len(model_types())} model types, {forward} of them "
+        f"with a forward pass; {len(with_own_names())} have names or steps that no other one has.\n"
+    )
+
+
+def _types(spec: ArchSpec) -> str:
+    return _code(_hf_types(spec))
+
+
+def _hf_types(spec: ArchSpec) -> list[str]:
+    """Return the model types of config.json; the other names are classes."""
+    return [name for name in spec.called.get("hf", ()) if name == name.lower()]
+
+
+def _gguf(spec: ArchSpec) -> str:
+    return _code(spec.called.get("gguf", ())) or "-"
+
+
+def _runs(spec: ArchSpec) -> str:
+    return "numpy torch cupy" if spec.level == "full" else "-"
+
+
+def _called(spec: ArchSpec) -> str:
+    """Return the names in config.json and in GGUF."""
+    return "; ".join(
+        f"{style} {_code(spec.called[style])}" for style in ("hf", "gguf") if style in spec.called
+    )
+
+
+def _unlike(spec: ArchSpec) -> str:
+    base = BlockSpec()
+    own = [
+        f"{each.name} {getattr(spec.block, each.name)}"
+        for each in fields(BlockSpec)
+        if getattr(spec.block, each.name) != getattr(base, each.name)
+    ]
+    return ", ".join(own)
+
+
+def _lost(spec: ArchSpec) -> str:
+    return _code(list(dict.fromkeys(loss.name for loss in spec.lost if loss.style == "gguf")))
+
+
+def _layouts(spec: ArchSpec) -> Iterator[tuple[str, ...]]:
+    for style, bindings in spec.bindings.items():
+        for row in bindings:
+            if row.steps:
+                steps = ", ".join(str(step) for step in row.steps)
+                yield spec.name, style, _code(row.stored), _code(row.roles), steps
+
+
+def _code(names: Sequence[str]) -> str:
+    return " ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    print(architectures_page(), end="")

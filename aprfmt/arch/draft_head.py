@@ -1,0 +1,338 @@
+"""Draft heads (multi-token prediction, MTP): one more layer, which guesses the token after next.
+
+Behind token i, with the model's hidden state h of it (after the last norm) and the embedding e of
+token i + 1, a head computes
+
+    x = nextn.eh_proj(concat(norm(e) by nextn.enorm, norm(h) by nextn.hnorm))
+    logits of token i + 2 = head(norm(layer(x)))
+
+with a decoder layer of the model's own kind, that with attention and experts where it has them.
+Embedding and head are the model's unless the file stores others. The roles are llama.cpp's names.
+In a model a head is the block after the last one: with N layers its roles are `LN.attn_q.weight`,
+`LN.nextn.enorm.weight`, `LN.nextn.shared_head_norm.weight`, for every style of names. A second head
+is block N + 1. Inside (`head_role`) it has the roles of a model of one layer.
+Sources: DeepSeek-V3's report (arXiv 2412.19437), section 2.2; vLLM's deepseek_mtp.py and
+qwen3_next_mtp.py, whose models hand over the state behind the last norm; llama.cpp's qwen35.cpp
+and its converter, which gives Qwen's `mtp.*` the same names as DeepSeek's.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+
+from aprfmt.arch import hyper_rules
+from aprfmt.arch.binding import (
+    BoundGroup,
+    BoundNames,
+    bind_names,
+    bind_packed,
+    groups_for,
+    without_partial,
+)
+from aprfmt.arch.name_templates import NameIndex, strip_prefix
+from aprfmt.arch.size_expressions import size_of
+from aprfmt.arch.spec import (
+    ArchSpec,
+    Binding,
+    DraftNames,
+    Facts,
+    HyperParams,
+    HyperRule,
+    role_key,
+    split_key,
+)
+from aprfmt.arch.spec import TensorRule as Rule
+from aprfmt.arch.tensor_rows import LAYER
+from aprfmt.arch.value_checks import MAX_LAYERS, whole_number
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+EMBED_NORM, HIDDEN_NORM, JOIN = "nextn.enorm", "nextn.hnorm", "nextn.eh_proj"
+_NORM, _HEAD, _EMBED = "output_norm.weight", "output.weight", "token_embd.weight"
+_RULES = (
+    Rule(f"{EMBED_NORM}.weight", ("hidden_size",), layered=False),
+    Rule(f"{HIDDEN_NORM}.weight", ("hidden_size",), layered=False),
+    Rule(f"{JOIN}.weight", ("hidden_size", "2*hidden_size"), layered=False),
+)
+NORMS = (_RULES[0].role, _RULES[1].role)
+_GGUF = DraftNames(
+    "blk.{N}.",
+    {
+        "blk.{N}.nextn.enorm.weight": NORMS[0],
+        "blk.{N}.nextn.hnorm.weight": NORMS[1],
+        "blk.{N}.nextn.eh_proj.weight": _RULES[2].role,
+        "blk.{N}.nextn.shared_head_norm.weight": _NORM,
+        "blk.{N}.nextn.shared_head_head.weight": _HEAD,
+        "blk.{N}.nextn.embed_tokens.weight": _EMBED,
+    },
+    ("{arch}.nextn_predict_layers",),
+)
+# What a role of the head is called in the model, by its role in a model of one layer.
+_OUTER = {role: name.removeprefix(_GGUF.layer) for name, role in _GGUF.own.items()}
+_INNER = {name: role for role, name in _OUTER.items()}
+# DeepSeek-V3 and GLM-4.5: the layer after the last one, with the head's own tensors inside.
+NEXTN: Mapping[str, DraftNames] = {
+    "gguf": _GGUF,
+    "hf": DraftNames(
+        "model.layers.{N}.",
+        {
+            "model.layers.{N}.enorm.weight": NORMS[0],
+            "model.layers.{N}.hnorm.weight": NORMS[1],
+            "model.layers.{N}.eh_proj.weight": _RULES[2].role,
+            "model.layers.{N}.shared_head.norm.weight": _NORM,
+            "model.layers.{N}.shared_head.head.weight": _HEAD,
+            "model.layers.{N}.embed_tokens.weight": _EMBED,
+        },
+        ("num_nextn_predict_layers",),
+    ),
+}
+# Qwen3-Next and Qwen3.5: a module of its own.
+MTP: Mapping[str, DraftNames] = {
+    "gguf": _GGUF,
+    "hf": DraftNames(
+        "mtp.layers.{I}.",
+        {
+            "mtp.pre_fc_norm_embedding.weight": NORMS[0],
+            "mtp.pre_fc_norm_hidden.weight": NORMS[1],
+            "mtp.fc.weight": _RULES[2].role,
+            "mtp.norm.weight": _NORM,
+            "mtp.embed_tokens.weight": _EMBED,
+        },
+        ("mtp_num_hidden_layers", "num_nextn_predict_layers"),
+    ),
+}
+_FIRST = {"hf": LAYER.replace("{L}", "0"), "gguf": "blk.0."}
+
+
+def main_layers() -> HyperRule:
+    """Return the rule for the blocks; a GGUF counts those of a draft head among them."""
+
+    def gguf(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+        found, draft = facts.first("{arch}.block_count"), facts.first("{arch}.nextn_predict_layers")
+        if found is None:
+            return None
+        blocks = whole_number(*found, 1, MAX_LAYERS)
+        return blocks - (0 if draft is None else whole_number(*draft, 0, blocks - 1)), found[1]
+
+    return replace(hyper_rules.n_layers(), read={"gguf": gguf})
+
+
+def head_spec(spec: ArchSpec) -> ArchSpec:
+    """Return the tables of a draft head: a model of one layer with three tensors before it.
+
+    Its norms are stored as the model's last norm is.
+    """
+    bindings = {}
+    for style, rows in spec.bindings.items():
+        steps = next((row.steps for row in rows if row.roles == (_NORM,)), ())
+        join = spec.draft[style].join if style in spec.draft else ()
+        own = (Binding((rule.role,), (rule.role,), steps if rule.role in NORMS else join)
+               for rule in _RULES)  # fmt: skip
+        bindings[style] = (*own, *rows)
+    return replace(spec, tensors=(*_RULES, *spec.tensors), bindings=bindings)
+
+
+def head_hyper(spec: ArchSpec, hp: HyperParams) -> HyperParams:
+    """Return the hyperparameters of the head's one layer: those of the last one with attention.
+
+    Where the architecture says what the head's layer is, that.
+    """
+    recurrent = hp["delta_layers"]
+    like = next((i for i in reversed(range(len(recurrent))) if not recurrent[i]), -1)
+    layers = {
+        name: (spec.draft_layer.get(name, value[like]),)
+        for name, value in hp.items()
+        if name.endswith("_layers") and isinstance(value, tuple)
+    }
+    return hp.replaced(**{**layers, "n_layers": 1})
+
+
+@dataclass(frozen=True)
+class Head:
+    """A draft head's tensors in a file: groups under the model's role keys, and its sizes."""
+
+    bound: BoundNames
+    hyper: HyperParams
+
+
+def find_heads(
+    spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str], packed: Set[str]
+) -> list[Head]:
+    """Return the draft heads that some stored names belong to, those in `packed` packed weights."""
+    found = []
+    for layer, stored in _by_head(spec, style, hp, names):
+        hyper = head_hyper(spec, hp)
+        bound = bind_names(head_spec(spec), style, stored)
+        bound = bind_packed(bound, {target for target, name in stored.items() if name in packed})
+        bound = without_partial(bound, hyper)
+        groups = tuple(
+            BoundGroup(group.binding, layer, tuple(stored[name] for name in group.stored),
+                  tuple(model_key(layer, key) for key in group.roles))
+            for group in bound.groups
+        )  # fmt: skip
+        found.append(
+            Head(
+                BoundNames(
+                    groups,
+                    tuple(stored[name] for name in bound.unbound),
+                    buffers=tuple(stored[name] for name in bound.buffers),
+                ),
+                hyper,
+            )
+        )
+    return found
+
+
+def _by_head(
+    spec: ArchSpec, style: str, hp: Mapping[str, Value], names: Collection[str]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the block that each head is, and its stored names by those of a model of one layer."""
+    if style not in spec.draft:
+        return
+    count = size_of("n_layers", hp)
+    for layer in range(count, count + MAX_LAYERS):
+        renamed = HeadNames(head_spec(spec), style, count, layer - count)
+        stored = {target: name for name in names if (target := renamed.find(name)) is not None}
+        if not stored or (renamed.roles and {*stored}.isdisjoint(renamed.targets)):
+            return  # a layer that no head's own tensors stand beside is one of the model's
+        yield layer, stored
+
+
+def first_head(spec: ArchSpec, style: str, names: Iterable[str]) -> int | None:
+    """Return the block that is the first draft head, by the tensors that only a head has."""
+    own = spec.draft[style].own if style in spec.draft else ()
+    rows = [(name.replace("{N}", "{L}"), name) for name in own if "{N}" in name]
+    index = NameIndex(style, rows)
+    found = (match.layer for name in names if (match := index.find(name)) is not None)
+    return min((layer for layer in found if layer is not None), default=None)
+
+
+def head_count_keys(
+    spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str]
+) -> dict[str, Value]:
+    """Return the keys of a style that say how many draft heads a file of these names has.
+
+    A GGUF counts them among the blocks, also in lists of one value a block.
+    """
+    count = sum(1 for _ in _by_head(spec, style, hp, names))
+    if not count:
+        return {}
+    keys: dict[str, Value] = {spec.draft[style].counts[0]: count}
+    if style == "gguf":
+        keys |= {"{arch}.block_count": size_of("n_layers", hp) + count, **_lists(spec, hp, count)}
+    arch = (spec.called.get("gguf") or ("",))[0]
+    return {key.replace("{arch}", arch): value for key, value in keys.items()}
+
+
+def _lists(spec: ArchSpec, hp: HyperParams, count: int) -> dict[str, Value]:
+    """Return a GGUF's lists of one value a block, with those of the heads behind the model's."""
+    layers = {name: (*hp[name], *(on,) * count) for name, on in spec.draft_layer.items()}
+    longer = hp.replaced(**layers)
+    made = (rule.write["gguf"](longer[rule.name], longer)
+            for rule in spec.hyper if layers and "gguf" in rule.write)  # fmt: skip
+    return {key: value for keys in made for key, value in keys.items() if isinstance(value, list)}
+
+
+def model_key(layer: int, key: str) -> str:
+    """Return the model's key of a role of the head that is block `layer`."""
+    inside, role = split_key(key)
+    return role_key(layer, role if inside is not None else _OUTER.get(role, role))
+
+
+def head_role(key: str) -> str:
+    """Return a head's role, by the model's key of it, as that of a model of one layer."""
+    _, role = split_key(key)
+    return _INNER.get(role) or role_key(0, role)
+
+
+def stored_groups(
+    spec: ArchSpec, style: str, roles: Collection[str], hp: HyperParams
+) -> list[BoundGroup]:
+    """As `groups_for`, which holds for the model alone; roles of draft heads come behind it."""
+    if style not in spec.draft:
+        return groups_for(spec, style, roles, hp)
+    count = size_of("n_layers", hp)
+    mine: dict[int, list[str]] = {}
+    main: list[str] = []
+    for key in roles:
+        layer, _ = split_key(key)
+        (main if layer is None or layer < count else mine.setdefault(layer, [])).append(key)
+    groups = groups_for(spec, style, main, hp)
+    for layer, keys in sorted(mine.items()):
+        groups += _head_groups(spec, style, layer, keys, hp)
+    return groups
+
+
+def _head_groups(
+    spec: ArchSpec, style: str, layer: int, keys: Collection[str], hp: HyperParams
+) -> list[BoundGroup]:
+    """Return the stored tensors of a head's roles; ArchError for one that has no name there."""
+    head, count = head_spec(spec), size_of("n_layers", hp)
+    renamed = HeadNames(head, style, count, layer - count)
+    named = renamed.roles
+    homeless = [key for key in keys if split_key(key)[1] in _INNER and head_role(key) not in named]
+    if homeless:
+        raise ArchError(
+            f"{style} files of {spec.name} have no name for {len(homeless)} of the draft head's "
+            f"tensors: {', '.join(homeless[:4])}; leave them out with --drop"
+        )
+    return [
+        BoundGroup(group.binding, layer, tuple(map(renamed.stored, group.stored)),
+              tuple(model_key(layer, key) for key in group.roles))
+        for group in groups_for(head, style, [head_role(key) for key in keys], head_hyper(spec, hp))
+    ]  # fmt: skip
+
+
+class HeadNames:
+    """The names of a draft head's tensors in a file, as those of a model of one layer, and back.
+
+    `index` counts heads. What a file stores once for all of its heads is the first one's.
+    """
+
+    def __init__(self, spec: ArchSpec, style: str, n_layers: int, index: int = 0) -> None:
+        self._style = style
+        names = spec.draft[style]
+        self._layer = _filled(names.layer, n_layers, index)
+        self._own, self._roles = {}, {}
+        for template, role in names.own.items():
+            if index and "{" not in template:
+                continue
+            target = next(row.stored[0] for row in spec.bindings[style] if row.roles == (role,))
+            target = target.replace("{L}", "0")
+            name = _filled(template, n_layers, index)
+            self._own[name], self._roles[name] = target, role
+
+    @property
+    def roles(self) -> Set[str]:
+        """The roles, of a model of one layer, of the head's own tensors."""
+        return {*self._roles.values()}
+
+    @property
+    def targets(self) -> Set[str]:
+        """What the head's own tensors are called in a model of one layer."""
+        return {*self._own.values()}
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """What a file calls the head's own tensors, those that every head has."""
+        return tuple(name for name, role in self._roles.items() if role not in (_HEAD, _EMBED))
+
+    def find(self, name: str) -> str | None:
+        """Return what a stored tensor is in a model of one layer; None for one of the model."""
+        inner = strip_prefix(name, self._style)
+        for stored, target in self._own.items():
+            if inner == strip_prefix(stored, self._style):
+                return target
+        layer = strip_prefix(self._layer, self._style)
+        return _FIRST[self._style] + inner.removeprefix(layer) if inner.startswith(layer) else None
+
+    def stored(self, name: str) -> str:
+        """Return what a file calls a tensor of the model of one layer."""
+        for stored, target in self._own.items():
+            if name == target:
+                return stored
+        return self._layer + name.removeprefix(_FIRST[self._style])
+
+
+def _filled(template: str, n_layers: int, index: int) -> str:
+    """Return the name of a head's tensor; {N} is the block that the head is, {I} its number."""
+    return template.replace("{N}", str(n_layers + index)).replace("{I}", str(index))

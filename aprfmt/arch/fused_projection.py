@@ -1,0 +1,37 @@
+"""Tables of the decoders before llama: one projection for q, k and v, under older names."""
+
+from collections.abc import Iterable
+
+from aprfmt.arch.grouped_rows import Grouped
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.spec import Binding, LayoutStep
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow
+
+PARTS = ("weight", "bias")
+ROLES = {part: tuple(f"attn_{x}.{part}" for x in "qkv") for part in PARTS}
+GROUPED: tuple[LayoutStep, ...] = (Grouped(),)
+IN_ORDER: tuple[LayoutStep, ...] = (Split((Q, KV, KV)),)
+
+
+def fused_rows(bias: str | None) -> tuple[RoleRow, ...]:
+    """Return the roles of q, k and v, stored together; `bias` is the `needs` of their biases."""
+    rows = [
+        RoleRow(role, "", (size, "hidden_size"), gguf="")
+        for role, size in zip(ROLES["weight"], (Q, KV, KV), strict=True)
+    ]
+    if bias is not None:
+        rows += [
+            RoleRow(role, "", (size,), bias, gguf="")
+            for role, size in zip(ROLES["bias"], (Q, KV, KV), strict=True)
+        ]
+    return tuple(rows)
+
+
+def fused_in(
+    template: str, steps: tuple[LayoutStep, ...], parts: Iterable[str] = PARTS
+) -> tuple[Binding, ...]:
+    """Return the bindings of one stored matrix, and of its bias."""
+    return tuple(Binding((f"{template}.{part}",), ROLES[part], steps) for part in parts)
+
+
+GGUF_FUSED = fused_in("blk.{L}.attn_qkv", IN_ORDER)

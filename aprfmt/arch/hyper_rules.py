@@ -1,0 +1,398 @@
+"""Hyperparameter rules that most architectures share; a family's table overrides those that differ.
+
+`hyper_table` returns one rule for every hyperparameter, so that no other code needs a default.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aprfmt.arch.pooling import pooling
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import RopeDefaults
+from aprfmt.arch.spec import HYPER_NAMES, MISSING, SPECIAL_NAMES, Facts, HyperRule, Write, split_key
+from aprfmt.arch.value_checks import MAX_LAYERS, nearest_float32, number, text
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+ShapesByName = Mapping[str, tuple[int, ...]]
+
+
+def fixed(name: str, value: Any) -> HyperRule:
+    """Return a rule with a fixed value, which no key changes."""
+    return HyperRule(name, default=value)
+
+
+def per_layer(value: bool) -> Callable[[Params], tuple[bool, ...]]:
+    """Return a default with the same value for every layer."""
+    return lambda hp: (value,) * hp["n_layers"]
+
+
+def axis(role: str, at: int) -> Callable[[ShapesByName], int | None]:
+    """Return a function that reads one axis of a tensor's logical shape."""
+
+    def read(shapes: ShapesByName) -> int | None:
+        for key in (role, f"L0.{role}"):
+            shape = shapes.get(key, ())
+            if len(shape) > at:
+                return shape[at]
+        return None
+
+    return read
+
+
+def _layers(shapes: ShapesByName) -> int | None:
+    found = [layer for layer, _ in map(split_key, shapes) if layer is not None]
+    return max(found) + 1 if found else None
+
+
+def size(
+    name: str,
+    hf: str = "",
+    gguf: str = "",
+    apr: str = "",
+    *,
+    default: Any = MISSING,
+    hf_default: Any = None,
+    default_in: Mapping[str, Any] | None = None,
+    **rest: Any,
+) -> HyperRule:
+    """Return a rule for a size; names are given as words, `hf_default` is transformers' own."""
+    keys = {"hf": tuple(hf.split()), "apr": tuple(apr.split())}
+    keys["gguf"] = tuple(f"{{arch}}.{key}" for key in gguf.split())
+    by_style = {} if hf_default is None else {"hf": hf_default}
+    return HyperRule(name, keys, "size", default, by_style | dict(default_in or {}), **rest)
+
+
+def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -> HyperRule:
+    """Return the rule for the width of the residual stream."""
+    return size(
+        "hidden_size", hf, "embedding_length",
+        "hidden_size hidden_dim d_model n_embd model.hidden_size",
+        hf_default=hf_default, shape=axis("token_embd.weight", 1),
+    )  # fmt: skip
+
+
+def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer") -> HyperRule:
+    """Return the rule for the number of decoder blocks."""
+    return size(
+        "n_layers", hf, "block_count",
+        "num_layers n_layers num_hidden_layers n_layer model.num_layers",
+        hf_default=hf_default, shape=_layers, high=MAX_LAYERS,
+    )  # fmt: skip
+
+
+def n_heads(hf_default: int | None = None, hf: str = "num_attention_heads n_head") -> HyperRule:
+    """Return the rule for the query heads."""
+    return size(
+        "n_heads", hf, "attention.head_count",
+        "num_heads n_heads num_attention_heads n_head model.num_heads", hf_default=hf_default,
+    )  # fmt: skip
+
+
+def n_kv_heads(hf_default: int | None = None, hf: str = "num_key_value_heads") -> HyperRule:
+    """Return the rule for the key and value heads; absent: as many as query heads."""
+    return size(
+        "n_kv_heads", hf, "attention.head_count_kv",
+        "num_kv_heads n_kv_heads num_key_value_heads model.num_kv_heads",
+        default=lambda hp: hp["n_heads"], hf_default=hf_default,
+    )  # fmt: skip
+
+
+def head_dim(hf_default: int | None = None, hf: str = "head_dim") -> HyperRule:
+    """Return the rule for the elements of a head; absent: hidden_size / n_heads."""
+    return size(
+        "head_dim", hf, "attention.key_length", "head_dim",
+        default=lambda hp: hp["hidden_size"] // hp["n_heads"], hf_default=hf_default,
+    )  # fmt: skip
+
+
+def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule:
+    """Return the rule for the inner width of the dense MLP."""
+    return size(
+        "ffn_size", hf, "feed_forward_length",
+        "intermediate_size ffn_dim intermediate_dim n_inner model.intermediate_size",
+        hf_default=hf_default, shape=axis("ffn_up.weight", 0),
+    )  # fmt: skip
+
+
+def vocab_size(hf_default: int | None = None) -> HyperRule:
+    """Return the rule for the embedding's rows; the stored tensor's shape wins over the key."""
+    return size(
+        "vocab_size", "vocab_size", "vocab_size", "vocab_size n_vocab model.vocab_size",
+        hf_default=hf_default, shape=axis("token_embd.weight", 0), shape_wins=True,
+    )  # fmt: skip
+
+
+def context_length(hf_default: int = 2048, hf: str = "max_position_embeddings") -> HyperRule:
+    """Return the rule for the positions the model was made for."""
+    return size(
+        "context_length", hf, "context_length",
+        "max_position_embeddings max_seq_len context_length n_ctx model.max_position_embeddings",
+        default=hf_default, default_in={"gguf": MISSING},
+    )  # fmt: skip
+
+
+def norm_eps(
+    default: float = 1e-6, hf: str = "rms_norm_eps", gguf: str = "layer_norm_rms_epsilon"
+) -> HyperRule:
+    """Return the rule for the norms' epsilon; a GGUF file must have the key."""
+    return HyperRule(
+        "norm_eps",
+        {
+            "hf": (hf,),
+            "gguf": (f"{{arch}}.attention.{gguf}",),
+            "apr": ("rms_norm_eps", "layer_norm_eps", "norm_eps", "model.rms_norm_eps"),
+        },
+        "positive",
+        default,
+        {"gguf": MISSING},
+    )
+
+
+# config.json's activation names; both tanh approximations are one function.
+ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+
+def activation(
+    default: str = "silu",
+    key: str = "hidden_act",
+    names: Mapping[str, str] | None = None,
+    tanh: str = "gelu_pytorch_tanh",
+) -> HyperRule:
+    """Return the rule for the MLP's activation.
+
+    `names` replaces rows of ACTIVATIONS; `tanh` is the spelling of gelu_tanh that is written.
+    """
+    known = {**ACTIVATIONS, **(names or {})}
+    spelling = {ours: name for name, ours in reversed(known.items())} | {"gelu_tanh": tanh}
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found = facts.first(key)
+        if found is None:
+            return None
+        name = text(*found)
+        if name not in known:
+            raise ArchError(
+                f"{key}: activation {name!r} is not known; known: {', '.join(sorted(known))}"
+            )
+        return known[name], key
+
+    def write(value: Value, hp: Params) -> Params:
+        return {key: spelling[value]}
+
+    return HyperRule("activation", read={"hf": read}, write={"hf": write}, default=default)
+
+
+def flag(
+    name: str,
+    default: bool = False,
+    hf: str = "",
+    *,
+    present: tuple[str, ...] = (),
+    written: bool = True,
+    gguf: str = "",
+    absent: tuple[str, ...] = (),
+) -> HyperRule:
+    """Return a rule for a boolean read from the presence of tensors.
+
+    `written=False`: the key belongs to another rule, which writes it.
+    """
+    keys = {"hf": (hf,) if hf else (), "gguf": (f"{{arch}}.{gguf}",) if gguf else ()}
+    write: dict[str, Write] = {} if written else {"hf": lambda value, hp: {}}
+    return HyperRule(name, keys, "bool", default, write=write, present=present, absent=absent)
+
+
+def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
+    """Return the rule for a head that is the embedding: no output.weight is stored.
+
+    `shown`: without config.json, a missing output.weight means a tied head, as in llama.cpp; False
+    for architectures in which llama.cpp requires output.weight.
+    """
+    return HyperRule(
+        "tied_embeddings",
+        {"hf": ("tie_word_embeddings",)},
+        "bool",
+        default,
+        absent=("output.weight",),
+        shown_in=("gguf", "apr") if shown else (),
+    )
+
+
+def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple[HyperRule, ...]:
+    """Return the rules for biases on q, k, v and on the output; one config key for both."""
+    return (
+        flag("attention_bias", default, hf, present=("attn_q.bias",)),
+        flag("attention_out_bias", default, hf, present=("attn_output.bias",), written=False),
+    )
+
+
+def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
+    """Return the rule for biases in the MLP."""
+    return flag("mlp_bias", default, hf, present=("ffn_up.bias",))
+
+
+def qk_norm(default: bool = True, hf: str = "") -> HyperRule:
+    """Return the rule for q/k-norms: either both exist or none."""
+    return flag("qk_norm", default, hf, present=("attn_q_norm.weight", "attn_k_norm.weight"))
+
+
+def plain_scale(hp: Params) -> float:
+    """Return 1/sqrt(head_dim)."""
+    scale: float = float(hp["head_dim"]) ** -0.5
+    return scale
+
+
+def scale_factor(value: Value, key: str) -> float:
+    """Return a factor on the scores; ArchError if it is outside 1e-9 to 1e9."""
+    found = number(value, key)
+    if not 1e-9 < found < 1e9:
+        raise ArchError(f"{key}: is {found!r}; expected a factor between 1e-9 and 1e9")
+    return found
+
+
+def attn_scale(
+    default: Callable[[Params], float] = plain_scale,
+    gguf_default: Callable[[Params], float] | None = None,
+    read: Mapping[str, Any] | None = None,
+    write: Mapping[str, Any] | None = None,
+) -> HyperRule:
+    """Return the rule for the factor on the scores; GGUF has it only if its readers use it."""
+    assumed = gguf_default or default
+
+    def read_gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found = facts.first("{arch}.attention.scale")
+        if found is None or found[0] == 0:  # llama.cpp: not set
+            return None
+        value = scale_factor(*found)
+        exact = round(value**-2) ** -0.5 if value < 1 else value  # one over a whole root, mostly
+        return (exact if nearest_float32(exact) == value else value), found[1]
+
+    def write_gguf(value: Value, hp: Params) -> Params:
+        return {} if value == assumed(hp) else {"{arch}.attention.scale": value}
+
+    return HyperRule(
+        "attn_scale",
+        {"gguf": ("{arch}.attention.scale",)},
+        "float",
+        default,
+        {"gguf": assumed, "apr": assumed},
+        read={"gguf": read_gguf, **(read or {})},
+        write={"gguf": write_gguf, **(write or {})},
+    )
+
+
+def rope_style(style: str, permuted: bool = False) -> HyperRule:
+    """Return the rule for the pairing of logical q and k; warns if APR's rope_type contradicts it.
+
+    The row order of a file follows from the style of its tensor names, never from rope_type.
+    """
+
+    def check(value: Value, facts: Facts, hp: Params) -> str:
+        found = facts.first("rope_type", "model.rope_type")
+        if found is None or not facts.names:
+            return ""
+        pairs = value == "interleaved" or (facts.names == "gguf" and permuted)
+        if found[0] == (0 if pairs else 2):
+            return ""
+        order = "adjacent pairs (0)" if pairs else "split halves (2)"
+        return (
+            f"{found[1]} is {found[0]}, but {facts.names} names of this architecture mean "
+            f"{order}; the names are believed"
+        )
+
+    def write(value: Value, hp: Params) -> Params:
+        return {"rope_type": 2 if value == "half" else 0}
+
+    return HyperRule("rope_style", default=style, write={"apr": write}, check=check)
+
+
+BASE: tuple[HyperRule, ...] = (
+    hidden_size(),
+    n_layers(),
+    n_heads(),
+    n_kv_heads(),
+    head_dim(),
+    size("value_head_dim", gguf="attention.value_length", default=lambda hp: hp["head_dim"]),
+    fixed("global_head_dim", None),
+    fixed("global_kv_heads", None),
+    HyperRule("own_kv_layers", default=per_layer(True)),
+    fixed("value_is_key", False),
+    fixed("per_layer_size", 0),
+    fixed("altup_streams", 1),
+    fixed("altup_scaled", False),
+    HyperRule("ffn_sparsity", default=lambda hp: (0.0,) * hp["n_layers"]),
+    ffn_size(),
+    vocab_size(),
+    fixed("token_types", None),
+    fixed("position_buckets", None),
+    context_length(),
+    fixed("position_offset", 0),
+    fixed("alibi_max_bias", None),
+    pooling(),
+    norm_eps(),
+    fixed("lora_norm_eps", None),
+    activation(),
+    tied_embeddings(),
+    HyperRule("attn_norm_layers", default=per_layer(True)),
+    fixed("attention_bias", False),
+    fixed("attention_out_bias", False),
+    fixed("mlp_bias", False),
+    fixed("qkv_clip", None),
+    fixed("qk_norm", False),
+    fixed("parallel_residual", False),
+    *rope_rules(RopeDefaults()),
+    rope_style("half"),
+    HyperRule("rope_layers", default=per_layer(True)),
+    fixed("sliding_window", None),
+    HyperRule("window_layers", default=per_layer(False)),
+    attn_scale(),
+    fixed("attn_scale_by_layer", False),
+    fixed("temperature_scale", None),
+    fixed("temperature_length", None),
+    fixed("attn_softcap", None),
+    fixed("final_softcap", None),
+    fixed("embedding_scale", 1.0),
+    fixed("residual_scale", 1.0),
+    fixed("logit_scale", 1.0),
+    fixed("n_experts", 0),
+    fixed("n_experts_used", 0),
+    fixed("moe_ffn_size", 0),
+    fixed("shared_ffn_size", 0),
+    HyperRule("moe_layers", default=per_layer(False)),
+    fixed("norm_topk", False),
+    fixed("routed_scale", 1.0),
+    fixed("n_expert_groups", 1),
+    fixed("n_expert_groups_used", 1),
+    fixed("router", "softmax"),
+    fixed("q_lora_rank", None),
+    fixed("kv_lora_rank", None),
+    fixed("qk_nope_head_dim", None),
+    fixed("qk_rope_head_dim", None),
+    HyperRule("delta_layers", default=per_layer(False)),
+    *(fixed(f"delta_{part}", None) for part in ("key_heads", "value_heads")),
+    *(fixed(f"delta_{part}", None) for part in ("key_dim", "value_dim")),
+    HyperRule("conv_layers", default=per_layer(False)),
+    fixed("conv_taps", None),
+    fixed("rope_sections", None),
+    fixed("swiglu_limit", None),
+    fixed("swiglu_alpha", None),
+)
+
+
+def hyper_table(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    """Return one rule for every name, in the vocabulary's order, and `overrides`' special ones."""
+    rules = {rule.name: rule for rule in (*BASE, *overrides)}
+    wrong = (rules.keys() ^ HYPER_NAMES.keys()) - SPECIAL_NAMES.keys()
+    if wrong:
+        raise ArchError(f"rules and vocabulary differ in {sorted(wrong)}")
+    return tuple(rules[name] for name in (*HYPER_NAMES, *SPECIAL_NAMES) if name in rules)

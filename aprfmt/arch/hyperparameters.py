@@ -1,0 +1,412 @@
+"""Hyperparameters read from any key style by the rule tables, and written back.
+
+The report lists every key of the file as read, ignored or unknown, and every value records its
+origin. `write_hyper` reads back what it wrote; a value that comes back different is also written
+as `aprfmt.hyper.NAME` (a JSON text).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from aprfmt.arch.accessed_keys import AccessedKeys, NotSettledError, PartialHyperParams
+from aprfmt.arch.carried_hyperparameters import CARRIED, STYLES, carried_value
+from aprfmt.arch.other_keys import IGNORED, KNOWN
+from aprfmt.arch.spec import (
+    HYPER_NAMES,
+    MISSING,
+    SPECIAL_NAMES,
+    ArchSpec,
+    Facts,
+    HyperParam,
+    HyperParams,
+    HyperRule,
+    Loss,
+    Origin,
+)
+from aprfmt.arch.value_checks import (
+    boolean,
+    inverse,
+    nearest_float32,
+    number,
+    positive,
+    same_value,
+    shortest_decimal,
+    text,
+    whole_number,
+)
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+_FLOAT32 = ("gguf", "apr")  # the key styles whose numbers have been through float32
+_ORIGINS: Mapping[str, Origin] = {"hf": "config", "gguf": "metadata", "apr": "metadata"}
+
+
+@dataclass(frozen=True)
+class KeyReport:
+    """How a file's keys were used.
+
+    `read`: key -> the hyperparameter it gave. `defaulted`: hyperparameters that this style has a
+    key for, but the file does not use it. `ignored`: keys known not to change the forward pass;
+    `unknown`: the rest. `conflicts` are sentences; so are `assumed`,
+    which say what a foreign file leaves to its readers' rules. `demanded`: for parts whose
+    presence tensors show (biases, norms), whether keys or table defaults require them; whether
+    they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
+    """
+
+    read: Mapping[str, str]
+    defaulted: tuple[str, ...]
+    ignored: tuple[str, ...]
+    unknown: tuple[str, ...]
+    conflicts: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    demanded: Mapping[str, HyperParam] = field(default_factory=dict)
+    contradicted: Mapping[str, str] = field(default_factory=dict)
+
+
+def convert_value(rule: HyperRule, value: Value, key: str) -> Value:
+    """Return `value` converted to the rule's kind; ArchError if it is not of that kind."""
+    if value is not None and rule.kind in ("size", "int"):
+        return whole_number(value, key, 1 if rule.kind == "size" else 0, rule.high)
+    check = _KINDS.get(rule.kind)
+    return value if check is None or value is None else check(value, key)
+
+
+_KINDS: Mapping[str, Callable[[Value, str], Value]] = {
+    "float": number,
+    "positive": positive,
+    "bool": boolean,
+    "str": text,
+}
+
+
+def read_hyper(
+    spec: ArchSpec, facts: Facts, subject: str, *, complete: bool = True
+) -> tuple[HyperParams, KeyReport]:
+    """Read every hyperparameter of an architecture's table, in one key style.
+
+    `subject` (a path) begins every message. A value of a wrong kind raises ArchError, as does a
+    hyperparameter without a value and without a default; `complete=False` leaves the latter out.
+    """
+    reader = _Reader(spec, facts, subject)
+    for rule in spec.hyper:
+        try:
+            row = reader.settle(rule)
+        except ArchError as error:
+            raise ArchError(f"{subject}: {error}") from error
+        if row is not None:
+            reader.rows[rule.name] = row
+        elif complete:
+            raise ArchError(f"{subject}: {_nowhere(rule, facts)}")
+    return HyperParams(reader.rows, subject), reader.report()
+
+
+def _nowhere(rule: HyperRule, facts: Facts) -> str:
+    keys = [key.replace("{arch}", facts.arch_key) for key in rule.keys.get(facts.style, ())]
+    return (
+        f"nothing says {rule.name} ({(HYPER_NAMES | SPECIAL_NAMES)[rule.name]}); expected "
+        f"{' or '.join(keys) if keys else 'a config.json'}"
+    )
+
+
+@dataclass
+class _Reader:
+    """One pass over the rules of an architecture."""
+
+    spec: ArchSpec
+    facts: Facts
+    subject: str
+    rows: dict[str, HyperParam] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
+    defaulted: list[str] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+    demanded: dict[str, HyperParam] = field(default_factory=dict)
+    contradicted: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        inner = (
+            self.spec.section
+            if self.facts.style in KNOWN and KNOWN[self.facts.style].nested
+            else ""
+        )
+        self.watched = AccessedKeys(self.facts.values, inner=inner)
+        arch_key = self.facts.arch_key or (self.spec.called.get("gguf") or ("",))[0]
+        self.facts = replace(self.facts, values=self.watched, arch_key=arch_key)
+        self.live = PartialHyperParams(self.rows)
+
+    def settle(self, rule: HyperRule) -> HyperParam | None:
+        """Return the value of one rule with its origin; None without a key and a default."""
+        kept, stated = self._carried(rule), self._stated(rule)
+        if rule.present or rule.absent:
+            self._demand(rule, kept or stated)
+        found = self._against_tensors(rule, kept or stated)
+        if found is None:
+            found = self._default(rule)
+        if found is not None and rule.check is not None:
+            remark = rule.check(found.value, self.facts, self.live)
+            if remark:
+                self.conflicts.append(remark)
+        for key in self.watched.all_seen():
+            self.read.setdefault(key, rule.name)
+        return found
+
+    def _demand(self, rule: HyperRule, said: HyperParam | None) -> None:
+        """Record whether keys or defaults require a part whose presence the tensors show."""
+        if said is None and self.facts.style not in rule.shown_in:
+            said = self._default(rule)
+        if said is not None:
+            self.demanded[rule.name] = said
+
+    def _carried(self, rule: HyperRule) -> HyperParam | None:
+        """Return a value our own writer kept because the style has no key for it."""
+        usual = self._default(rule)
+        found = carried_value(self.facts, rule.name, usual.value if usual else MISSING, self.live)
+        if found is None:
+            return None
+        value = convert_value(rule, found[0], found[1])
+        return HyperParam(_frozen(value), _ORIGINS[self.facts.style], found[1])
+
+    def _stated(self, rule: HyperRule) -> HyperParam | None:
+        """Return the value that the keys of this style give, or None."""
+        style = self.facts.style
+        if style in rule.read:
+            found = rule.read[style](self.facts, self.live)
+        else:
+            found = self.facts.first(*rule.keys.get(style, ()), null=style in rule.null_in)
+        if found is None:
+            return None
+        value, key = found
+        value = convert_value(rule, value, key)
+        if isinstance(value, float) and style in rule.inverse_in:
+            value = inverse(value, key)
+        elif isinstance(value, float) and style in _FLOAT32:
+            value = self._undo_rounding(rule, value)
+        origin = "tensor" if key in self.facts.tensors else _ORIGINS[style]
+        return HyperParam(_frozen(value), origin, key)
+
+    def _undo_rounding(self, rule: HyperRule, value: float) -> float:
+        """Return the decimal a float32 was rounded from: the default, or else the shortest."""
+        default = self._default(rule)
+        if default is not None and isinstance(default.value, float):
+            if nearest_float32(default.value) == value:
+                return default.value
+        return shortest_decimal(value)
+
+    def _against_tensors(self, rule: HyperRule, found: HyperParam | None) -> HyperParam | None:
+        """Return the value the tensors show, if they show one; report keys that contradict it."""
+        if not self.facts.shapes:
+            return found
+        actual: Value = None
+        if rule.present and self._has_no_part(rule.present):
+            return found
+        if rule.present or rule.absent:
+            here = self.facts.roles.intersection(rule.present or rule.absent)
+            actual = bool(here) is bool(rule.present)
+        elif rule.shape is not None:
+            actual = rule.shape(self.facts.shapes)
+        if actual is None or (found is not None and found.value == actual):
+            return found
+        wins = bool(rule.present or rule.absent or rule.shape_wins)
+        if found is not None:
+            believed = "the tensors are" if wins else "the key is"
+            said = f"the tensors say {actual!r}; {believed} believed"
+            self.conflicts.append(f"{found.key} says {rule.name} = {found.value!r}, {said}")
+            if found.key:
+                self.contradicted[found.key] = said
+        if found is None or wins:
+            return HyperParam(actual, "shape", found.key if found else "")
+        return found
+
+    def _has_no_part(self, present: Sequence[str]) -> bool:
+        """Say whether biases cannot show anything: the weights beside them are not there at all.
+
+        A model may have no layer of the kind that a flag speaks of.
+        """
+        stems = {role.removesuffix(".bias") for role in present if role.endswith(".bias")}
+        stems = {_BESIDE.get(stem, stem) for stem in stems}
+        if len(stems) != len(present):
+            return False
+        return self.facts.roles.isdisjoint({*present, *(f"{stem}.weight" for stem in stems)})
+
+    def _default(self, rule: HyperRule) -> HyperParam | None:
+        default = rule.default_in.get(self.facts.style, rule.default)
+        if default is MISSING:
+            return None
+        if callable(default):
+            try:
+                default = default(self.live)
+            except NotSettledError:
+                return None
+        return HyperParam(convert_value(rule, default, f"{rule.name} (computed)"), "default")
+
+    def report(self) -> KeyReport:
+        """Sort the remaining keys into ignored and unknown, and say what was assumed."""
+        style, arch_key = self.facts.style, self.facts.arch_key
+        keys = KNOWN.get(style)
+        left = [key for key in self.watched.unseen() if keys is None or keys.counts(key, arch_key)]
+        known = self.spec.ignored | IGNORED.get(style, frozenset())
+        bare = {key: _bare(key, arch_key, self.spec.section) for key in left}
+        ignored = tuple(key for key in left if bare[key] in known or _object(bare[key]) in known)
+        defaulted = tuple(
+            rule.name
+            for rule in self.spec.hyper
+            if rule.name in self.rows
+            and self.rows[rule.name].origin == "default"
+            and (rule.keys.get(style) or style in rule.read)
+        )
+        return KeyReport(
+            self.read,
+            defaulted,
+            ignored,
+            tuple(key for key in left if key not in ignored),
+            tuple(self.conflicts),
+            tuple(self._assumptions()),
+            self.demanded,
+            self.contradicted,
+        )
+
+    def _assumptions(self) -> Iterator[str]:
+        """Yield a sentence for each value that a foreign file leaves to its readers' rules."""
+        for loss in self.spec.lost:
+            row = self.rows.get(loss.name)
+            if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":
+                yield f"no key says {loss.name}, {_shown(row.value)} taken: {loss.consequence}"
+
+
+def _shown(value: Value) -> str:
+    """Return a value for a sentence; a list with one boolean a layer as a count."""
+    if isinstance(value, tuple) and all(isinstance(item, bool) for item in value):
+        return f"{sum(value)} of {len(value)} layers are"
+    return f"{value!r} is"
+
+
+def _bare(key: str, arch_key: str, section: str) -> str:
+    """Return a key without the architecture's prefix and without the object it is nested in."""
+    return key.removeprefix(f"{arch_key}.").removeprefix(f"{section}.")
+
+
+def _frozen(value: Value) -> Value:
+    """Turn lists into tuples, inside mappings too, so that equal values compare equal."""
+    if isinstance(value, Mapping):
+        return {key: _frozen(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return tuple(_frozen(item) for item in value)
+    return value
+
+
+# The weight beside a bias, where it has another role.
+_BESIDE: Mapping[str, str] = {"exp_probs_b": "ffn_gate_inp"}
+
+
+def _object(bare: str) -> str:
+    """Return the object that a key is in: of an ignored one a rule may read a part."""
+    return bare.partition(".")[0]
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+def write_hyper(
+    spec: ArchSpec, hp: HyperParams, style: str, *, complete: bool = True
+) -> dict[str, Value]:
+    """Return the keys and values that express the hyperparameters in a style.
+
+    "gguf": full keys; whole numbers are meant as uint32, floats as float32, lists of booleans as
+    such. "hf": the content of a config.json that transformers 4 and 5 load, `model_type` and
+    `architectures` included. "apr": the canonical typed keys. With `complete`, GGUF and APR also
+    get `aprfmt.hyper.NAME` for whatever does not survive reading the keys back.
+    """
+    arch_key = (spec.called.get("gguf") or ("",))[0]
+    out: dict[str, Value] = {}
+    for rule in spec.hyper:
+        if rule.name not in hp:
+            continue
+        for key, value in _pairs(rule, hp[rule.name], style, hp):
+            out[key.replace("{arch}", arch_key)] = _plain(value)
+    heads = KNOWN[style].heads(spec, hp) if style in KNOWN else {}
+    out = {**heads, **out}
+    if complete and style in STYLES:
+        for name in inexpressible_names(spec, hp, style, out):
+            out[CARRIED + name] = json.dumps(_plain(hp[name]), separators=(",", ":"))
+    return out
+
+
+def _pairs(
+    rule: HyperRule, value: Value, style: str, hp: HyperParams
+) -> Iterator[tuple[str, Value]]:
+    if style in rule.write:
+        yield from rule.write[style](value, hp).items()
+        return
+    keys = rule.keys.get(style, ())
+    if not keys or (value is None and style not in rule.null_in):
+        return
+    if value is not None and style in rule.inverse_in:
+        value = inverse(value, rule.name)
+    yield keys[0], value
+
+
+def _plain(value: Value) -> Value:
+    """Turn tuples into lists, as JSON and the GGUF writer want them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class _Values:
+    """A derived tensor's values, read back as if from a file."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.shape = (len(values),)
+        self._values = [nearest_float32(value) for value in values]
+
+    def numpy(self) -> "_Values":
+        return self
+
+    def reshape(self, _: int) -> "_Values":
+        return self
+
+    def tolist(self) -> list[float]:
+        return self._values
+
+
+def derived_tensors(
+    spec: ArchSpec, hp: Mapping[str, Value], style: str
+) -> dict[str, tuple[float, ...]]:
+    """Return the values of the 1-D F32 tensors that hold hyperparameters in a style, by name."""
+    made = {row.name(style): row.make(hp) for row in spec.derived}
+    return {name: tuple(values) for name, values in made.items() if name and values is not None}
+
+
+def inexpressible_names(
+    spec: ArchSpec, hp: HyperParams, style: str, written: Mapping[str, Value] | None = None
+) -> tuple[str, ...]:
+    """Return the hyperparameters that the style's own keys do not give back with the same value.
+
+    Numbers count as equal up to float32 rounding. Hyperparameters read from the presence of
+    tensors are not compared.
+    """
+    if written is None:
+        written = write_hyper(spec, hp, style, complete=False)
+    rounded = (
+        {key: _round(value) for key, value in written.items()} if style in _FLOAT32 else written
+    )
+    tensors = {n: _Values(v) for n, v in derived_tensors(spec, hp, style).items()}
+    facts = Facts(style, rounded, {}, tensors=tensors)
+    back, _ = read_hyper(spec, facts, f"{style} keys of {spec.name}", complete=False)
+    by_tensors = {rule.name for rule in spec.hyper if rule.present or rule.absent}
+    return tuple(
+        name
+        for name in hp
+        if name not in by_tensors and not (name in back and same_value(hp[name], back[name]))
+    )
+
+
+def _round(value: Value) -> Value:
+    if isinstance(value, float):
+        return nearest_float32(value)
+    return [_round(item) for item in value] if isinstance(value, list) else value
+
+
+def expected_losses(spec: ArchSpec, hp: Mapping[str, Value], style: str) -> list[Loss]:
+    """Return what other readers will get wrong if this model is written in a style."""
+    return [loss for loss in spec.lost if loss.style == style and loss.applies(hp)]

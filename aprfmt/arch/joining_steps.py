@@ -1,0 +1,215 @@
+"""Layout steps between several tensors: one stored tensor holds several, or several make one.
+
+layout_steps.py explains steps. Moves are runs of elements; interleaved rows give one run each.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aprfmt.arch.element_moves import Moves
+from aprfmt.arch.layout_steps import MAX_MOVES, Shape, Shapes, Sizes, joined_shape, only_shape
+from aprfmt.arch.size_expressions import shape_of, size_of
+from aprfmt.arch.spec import Array, Move
+from aprfmt.errors import ArchError
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One stored tensor holds several logical ones along an axis.
+
+    One after the other (fused qkv, phi3's gate_up), or alternating with `interleaved` (gpt-oss:
+    even rows are gate, odd rows up). `sizes` are size expressions, one for each logical tensor.
+    """
+
+    sizes: tuple[str, ...]
+    axis: int = 0
+    interleaved: bool = False
+    permutes: ClassVar[bool] = True
+
+    def _parts(self, shape: Shape, hp: Sizes) -> list[int]:
+        parts = [size_of(size, hp) for size in self.sizes]
+        found = shape[self.axis] if self.axis < len(shape) else 0
+        if found != sum(parts) or (self.interleaved and len(set(parts)) != 1):
+            raise ArchError(
+                f"{self}: shape {list(shape)} has {found} on axis {self.axis}; expected "
+                f"{' + '.join(map(str, parts))}"
+            )
+        return parts
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return one shape a part."""
+        shape = only_shape(stored, self)
+        at = self.axis
+        return [(*shape[:at], part, *shape[at + 1 :]) for part in self._parts(shape, hp)]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the shape of the parts joined along the axis."""
+        at = self.axis
+        if len(logical) != len(self.sizes) or any(len(shape) <= at for shape in logical):
+            raise ArchError(
+                f"{self}: got shapes {[list(s) for s in logical]}; expected {len(self.sizes)} "
+                f"with an axis {at}"
+            )
+        return [joined_shape(self, logical, at, hp)]
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """One run per part and outer index; interleaved: one per row."""
+        shape = only_shape(stored, self)
+        parts = self._parts(shape, hp)
+        outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
+        total, n = sum(parts), len(parts)
+        if outer * (total if self.interleaved else n) > MAX_MOVES:
+            return None
+        out: Moves = []
+        for k, part in enumerate(parts):
+            if self.interleaved:
+                rows = (o * total + row * n + k for o in range(outer) for row in range(part))
+                out.append([Move(0, row * inner, inner) for row in rows])
+            else:
+                before = sum(parts[:k])
+                starts = ((o * total + before) * inner for o in range(outer))
+                out.append([Move(0, start, part * inner) for start in starts])
+        return out
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Cut into parts."""
+        x = stored[0]
+        parts = self._parts(x.shape, hp)
+        before = (slice(None),) * self.axis
+        if self.interleaved:
+            return [x[(*before, slice(k, None, len(parts)))] for k in range(len(parts))]
+        ends = [sum(parts[: k + 1]) for k in range(len(parts))]
+        return [x[(*before, slice(end - part, end))] for part, end in zip(parts, ends, strict=True)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Join the parts."""
+        import numpy as np
+
+        whole = self.stored_shapes([x.shape for x in logical], hp, 1)[0]
+        if self.interleaved:
+            return [np.stack(list(logical), axis=self.axis + 1).reshape(whole)]
+        return [np.concatenate(list(logical), axis=self.axis)]
+
+    def __str__(self) -> str:
+        how = ", interleaved" if self.interleaved else ""
+        where = f", axis {self.axis}" if self.axis else ""
+        return f"Split({', '.join(self.sizes)}{where}{how})"
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """`count` stored tensors of one shape are one logical tensor with an axis more.
+
+    Used for the experts of a layer and for stablelm's norms per head, where that axis is the first,
+    and for the frames of a patch. `count` is the name of the hyperparameter that counts them.
+    """
+
+    count: str
+    axis: int = 0
+    permutes: ClassVar[bool] = True
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the shape with `count` at the axis."""
+        count = size_of(self.count, hp)
+        if len(stored) != count:
+            raise ArchError(f"{self}: {len(stored)} tensors; expected {count} ({self.count})")
+        first = tuple(stored[0]) if stored else ()
+        for i, shape in enumerate(stored):
+            if tuple(shape) != first:
+                raise ArchError(
+                    f"{self}: number {i} has shape {list(shape)}; expected {list(first)} like "
+                    "number 0"
+                )
+        return [(*first[: self.axis], count, *first[self.axis :])]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the shape without the axis, `count` times."""
+        shape, at = only_shape(logical, self), self.axis
+        if len(shape) <= at or shape[at] != count:
+            where = f"axis {at}" if at else "the first axis"
+            raise ArchError(f"{self}: shape {list(shape)}; expected {count} on {where}")
+        return [(*shape[:at], *shape[at + 1 :])] * count
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """One run a tensor, and for each index in front of the axis."""
+        self.shapes(stored, hp)
+        if not stored:
+            return [[]]
+        outer, inner = math.prod(stored[0][: self.axis]), math.prod(stored[0][self.axis :])
+        if outer * len(stored) > MAX_MOVES:
+            return None
+        return [[Move(i, o * inner, inner) for o in range(outer) for i in range(len(stored))]]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Stack."""
+        import numpy as np
+
+        self.shapes([x.shape for x in stored], hp)
+        return [np.stack(list(stored), axis=self.axis)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Unstack."""
+        x = logical[0]
+        self.stored_shapes([x.shape], hp, size_of(self.count, hp))
+        return [x[(slice(None),) * self.axis + (i,)] for i in range(x.shape[self.axis])]
+
+    def __str__(self) -> str:
+        return f"Stacked({self.count}{f', axis {self.axis}' if self.axis else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class KvB:
+    """MLA's kv_b cut by head into k_b, transposed, and v_b (GGUF deepseek2).
+
+    Stored: k_b [heads, rank, nope] and v_b [heads, v, rank]; logical: [heads*(nope+v), rank],
+    each head's key rows before its value rows.
+    """
+
+    permutes: ClassVar[bool] = True
+
+    def _expected(self, hp: Sizes) -> tuple[Shape, Shape, Shape]:
+        k = shape_of(("n_heads", "kv_lora_rank", "qk_nope_head_dim"), hp)
+        v = shape_of(("n_heads", "value_head_dim", "kv_lora_rank"), hp)
+        return k, v, (k[0] * (k[2] + v[1]), k[1])
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the shape of kv_b."""
+        k, v, whole = self._expected(hp)
+        found = [tuple(shape) for shape in stored]
+        if found != [k, v]:
+            raise ArchError(
+                f"{self}: shapes {[list(s) for s in found]}; expected k_b {list(k)} and v_b "
+                f"{list(v)}"
+            )
+        return [whole]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the shapes of k_b and v_b."""
+        k, v, whole = self._expected(hp)
+        if only_shape(logical, self) != whole:
+            raise ArchError(f"{self}: shape {list(logical[0])}; expected {list(whole)}")
+        return [k, v]
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """None: k_b is transposed."""
+        return None
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Turn k_b and join by head."""
+        import numpy as np
+
+        whole = self.shapes([x.shape for x in stored], hp)[0]
+        return [np.concatenate([stored[0].swapaxes(1, 2), stored[1]], axis=1).reshape(whole)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Cut by head and turn k_b."""
+        x = logical[0]
+        k, v, _ = self._expected(hp)
+        self.stored_shapes([x.shape], hp, 2)
+        heads = x.reshape(k[0], k[2] + v[1], k[1])
+        return [heads[:, : k[2]].swapaxes(1, 2), heads[:, k[2] :]]
+
+    def __str__(self) -> str:
+        return "KvB"

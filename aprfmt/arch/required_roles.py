@@ -1,0 +1,157 @@
+"""Which roles a model must have, and which of them are missing: every caller asks here.
+
+The configuration says what must exist (its keys; for an absent key the default in the
+architecture's table, which is transformers'). The tensors say what does exist. A role is required
+if the configuration requires it, or if tensors show that the part it belongs to exists: biases in
+one layer make the biases of all layers required.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from aprfmt.arch.binding import Order, Shape
+from aprfmt.arch.size_expressions import shape_of, size_of
+from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Values = Mapping[str, Value]
+_NONE: Values = {}
+
+
+def is_required(
+    rule: TensorRule, layer: int | None, hp: Values, demanded: Mapping[str, Value] = _NONE
+) -> bool:
+    """Say whether a role (in a layer) is required; values in `demanded` replace those in `hp`."""
+    if rule.needs == "optional":
+        return False
+    for condition in filter(None, (part.strip() for part in rule.needs.split("&"))):
+        name = condition.removeprefix("!")
+        value = demanded[name] if name in demanded else hp[name]
+        if isinstance(value, tuple) and layer is not None:
+            value = value[layer]
+        if bool(value) is condition.startswith("!"):
+            return False
+    return True
+
+
+def expected_roles(
+    spec: ArchSpec, hp: Values, demanded: Mapping[str, Value] = _NONE
+) -> dict[str, Shape]:
+    """Return every required role key with its logical shape, in execution order.
+
+    `hp` says which parts the tensors show, `demanded` which parts keys and table require
+    (KeyReport.demanded): a role is required if either says so.
+    """
+    expected: dict[str, Shape] = {}
+    layers = range(size_of("n_layers", hp))
+    for rule in spec.tensors:
+        for layer in layers if rule.layered else (None,):
+            if is_required(rule, layer, hp) or (
+                demanded and is_required(rule, layer, hp, demanded)
+            ):
+                expected[role_key(layer, rule.role)] = shape_of(rule.shape, hp)
+    order = Order(spec)
+    return dict(sorted(expected.items(), key=lambda item: order(item[0])))
+
+
+def logical_shape(spec: ArchSpec, key: str, hp: Values) -> Shape:
+    """Return the logical shape of a role key; ArchError if the table has no such role."""
+    return shape_of(_rule(spec, key, hp).shape, hp)
+
+
+def _rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
+    """Return a role's rule; of several (one for each kind of layer) the one for this layer."""
+    layer, role = split_key(key)
+    found = [rule for rule in spec.tensors if rule.role == role]
+    if not found:
+        raise ArchError(f"{key}: {spec.name} has no such role")
+    return next(
+        (rule for rule in found if len(found) > 1 and is_required(rule, layer, hp)), found[0]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which roles are required, and which of them are missing or have a wrong shape.
+
+    `missing` and `accepted` are role keys of absent tensors; the user or the file accepts the
+    latter. `vital` are those of both without which a forward pass is not possible. `misshapen` has
+    (role key, found shape, expected shape), also for roles that are not required.
+    """
+
+    required: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+    vital: tuple[str, ...] = ()
+    misshapen: tuple[tuple[str, Shape, Shape], ...] = ()
+
+    @property
+    def expected(self) -> int:
+        """How many roles are required."""
+        return len(self.required)
+
+    @property
+    def found(self) -> int:
+        """How many of the required roles the file has."""
+        return len(self.required) - len(self.missing) - len(self.accepted)
+
+
+def accept_nothing(key: str) -> bool:
+    """Accept no missing role."""
+    return False
+
+
+def coverage(
+    spec: ArchSpec,
+    hp: Values,
+    shapes: Mapping[str, Shape],
+    demanded: Mapping[str, Value] = _NONE,
+    accept: Callable[[str], bool] = accept_nothing,
+) -> Coverage:
+    """Compare the roles of a file, with their logical shapes, with what must be there.
+
+    `demanded` is as in `expected_roles`; `accept` says whether a role key may be missing.
+    """
+    expected = expected_roles(spec, hp, demanded)
+    absent = [key for key in expected if key not in shapes]
+    accepted = tuple(key for key in absent if accept(key))
+    missing = tuple(key for key in absent if key not in set(accepted))
+    vital = tuple(key for key in absent if _vital(spec, key, hp))
+    wrong = []
+    for key, found in shapes.items():
+        wanted = expected.get(key)
+        if wanted is None:
+            try:
+                wanted = logical_shape(spec, key, hp)
+            except ArchError:
+                continue  # a size that only the missing feature would have
+        if tuple(found) != wanted:
+            wrong.append((key, tuple(found), wanted))
+    return Coverage(tuple(expected), missing, accepted, vital, tuple(wrong))
+
+
+def _vital(spec: ArchSpec, key: str, hp: Values) -> bool:
+    """Say whether a forward pass is impossible without a role.
+
+    It is possible without biases, without q/k-norms if all of them are missing, and without a
+    head, which the embedding replaces.
+    """
+    return not key.endswith(".bias") and is_required(_rule(spec, key, hp), split_key(key)[0], hp)
+
+
+def collapse_roles(keys: Collection[str], required: Collection[str]) -> tuple[str, ...]:
+    """Return role keys, shortened to the plain role if it is missing in all its required layers."""
+    lacking, layers = _by_role(keys), _by_role(required)
+    return tuple(
+        name
+        for role, found in lacking.items()
+        for name in ([role] if len(found) == len(layers.get(role, found)) else found)
+    )
+
+
+def _by_role(keys: Collection[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        found.setdefault(split_key(key)[1], []).append(key)
+    return found

@@ -1,0 +1,79 @@
+"""Rotary sections: which pairs of a head turn by time, by height and by width (qwen2_vl and later).
+
+A text has one position for all three, so they change nothing in it; transformers reads them from
+the rope object, llama.cpp requires them in a GGUF (four numbers, of which the last is 0).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch.rope_hf import RopeDefaults, write_hf
+from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+Sections = tuple[int, int, int]
+_KEY = "{arch}.rope.dimension_sections"
+_OBJECTS = ("rope_parameters", "rope_scaling")
+INTERLEAVED = "mrope_interleaved"  # whether pairs take turns; fixed by the model type
+IGNORED = frozenset(f"{name}.{INTERLEAVED}" for name in _OBJECTS)
+
+
+def _read(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
+    if found is None:
+        return None
+    parts = tuple(whole_number(part, found[1]) for part in sequence(*found, 3))
+    return parts[:3], found[1]
+
+
+def _hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    for name in _OBJECTS:
+        rope = facts.values.get(name)
+        if isinstance(rope, Mapping) and rope.get("mrope_section") is not None:
+            return _read((rope["mrope_section"], f"{name}.mrope_section"))
+    return None
+
+
+def _scaling(rope: RopeDefaults, hp: Params) -> Params:
+    """Return the rope object of config.json without theta and sections."""
+    found: Params | None = write_hf(rope, hp["rope_scaling"], hp)["rope_scaling"]
+    return found or {"rope_type": "default"}
+
+
+def sections(rope: RopeDefaults, usual: Sections) -> HyperRule:
+    """Return the rule for the pairs; `usual` are those of a model that does not say them.
+
+    Written to config.json where they are not the usual ones, with the whole rope object.
+    """
+
+    def to_hf(value: Value, hp: Params) -> Params:
+        if value == usual:
+            return {}
+        return {
+            "rope_parameters": {
+                **_scaling(rope, hp),
+                "rope_theta": hp["rope_theta"],
+                "partial_rotary_factor": hp["rope_dim"] / hp["head_dim"],
+                "mrope_section": value,
+            }
+        }
+
+    return HyperRule(
+        "rope_sections",
+        {"gguf": (_KEY,)},
+        read={"hf": _hf, "gguf": lambda facts, hp: _read(facts.first(_KEY))},
+        write={"hf": to_hf, "gguf": lambda value, hp: {_KEY: [*value, 0]}},
+        default=usual,
+    )
+
+
+def old_sections(rope: RopeDefaults, usual: Sections, *, interleaved: bool = False) -> HyperRule:
+    """Return the rule for models of which every reader wants the sections, in `rope_scaling`."""
+
+    def to_hf(value: Value, hp: Params) -> Params:
+        turns = {INTERLEAVED: True} if interleaved else {}
+        return {"rope_scaling": {**_scaling(rope, hp), **turns, "mrope_section": value}}
+
+    rule = sections(rope, usual)
+    return replace(rule, write={**rule.write, "hf": to_hf})

@@ -1,0 +1,34 @@
+"""Architectures by their tables: known by their names alone, or with a description of a block."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, TensorRule
+
+Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of rows.tables
+
+
+def names_only_spec(name: str, made: Made, hyper: tuple[HyperRule, ...], **more: Any) -> ArchSpec:
+    """Return a spec of level "names"; `more` are its other fields.
+
+    Keys of config.json that no rule reads stay unknown: what they mean matters to a forward pass.
+    """
+    tensors, bindings = made
+    return own_styles_only(ArchSpec(
+        name=name, hyper=hyper, tensors=tensors, bindings=bindings, block=BlockSpec(),
+        level="names", **more,
+    ))  # fmt: skip
+
+
+def full_spec(
+    name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec, **more: Any
+) -> ArchSpec:
+    """Return a spec of level "full"; `more` are its other fields."""
+    return replace(names_only_spec(name, made, hyper, **more), level="full", block=block)
+
+
+def own_styles_only(spec: ArchSpec) -> ArchSpec:
+    """Return a spec without the bindings of styles in which it has no name."""
+    kept = {style: found for style, found in spec.bindings.items() if style in spec.called}
+    return replace(spec, bindings=kept)

@@ -1,0 +1,238 @@
+"""Tensor tables in short form: one row per tensor gives its rule and its names in both styles.
+
+Most GGUF names equal the role, so a row usually gives only the Hugging Face name and the shape.
+`make_tables` turns rows into the two independent tables of an ArchSpec.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+from aprfmt.arch.joining_steps import Split, Stacked
+from aprfmt.arch.layout_steps import RowsPermuted
+from aprfmt.arch.spec import Binding, LayoutStep, TensorRule
+
+LAYER = "model.layers.{L}."
+Q, KV = "n_heads*head_dim", "n_kv_heads*head_dim"
+Steps = tuple[LayoutStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRow:
+    """One role. Names are templates; `hf` is below LAYER unless it holds {L} or is whole-model.
+
+    `gguf=None`: the name equals the role; "" (either style): the style has no such tensor.
+    """
+
+    role: str
+    hf: str
+    shape: tuple[str, ...]
+    needs: str = ""
+    hf_steps: Steps = ()
+    gguf_steps: Steps = ()
+    gguf: str | None = None
+    layered: bool = True
+
+
+def linear(
+    role: str,
+    hf: str,
+    out: str,
+    into: str,
+    needs: str = "",
+    *,
+    bias: str | None = None,
+    hf_steps: Steps = (),
+    gguf_steps: Steps = (),
+) -> tuple[RoleRow, ...]:
+    """Return the rows of a matrix [out, into]; `bias` is the `needs` of its bias, None: no bias.
+
+    `gguf_steps` apply to the bias too, `hf_steps` to the matrix alone.
+    """
+    rows = [RoleRow(f"{role}.weight", f"{hf}.weight", (out, into), needs, hf_steps, gguf_steps)]
+    if bias is not None:
+        both = " & ".join(filter(None, (needs, bias)))
+        rows.append(RoleRow(f"{role}.bias", f"{hf}.bias", (out,), both, (), gguf_steps))
+    return tuple(rows)
+
+
+def norm(
+    role: str,
+    hf: str,
+    size: tuple[str, ...] = ("hidden_size",),
+    needs: str = "",
+    *,
+    bias: bool = False,
+    gguf_steps: Steps = (),
+    layered: bool = True,
+) -> tuple[RoleRow, ...]:
+    """Return the rows of a norm's weight, and bias."""
+    parts = ("weight", "bias") if bias else ("weight",)
+    return tuple(
+        RoleRow(f"{role}.{p}", f"{hf}.{p}", size, needs, (), gguf_steps, layered=layered)
+        for p in parts
+    )
+
+
+def single_row(role: str, hf: str, *shape: str, needs: str = "", gguf_steps: Steps = ()) -> RoleRow:
+    """Return the row of a tensor outside the layers."""
+    return RoleRow(role, hf, shape, needs, gguf_steps=gguf_steps, layered=False)
+
+
+def model_rows(
+    *,
+    embed: str = "model.embed_tokens",
+    final: str = "model.norm",
+    head: str = "lm_head",
+    norm_bias: bool = False,
+    head_bias: bool = False,
+    head_gguf: str | None = None,
+    norm_steps: Steps = (),
+) -> tuple[tuple[RoleRow, ...], tuple[RoleRow, ...]]:
+    """Return the rows of the whole-model tensors: embedding, final norm, head.
+
+    `head_gguf=""`: GGUF has no tensor for the head; the embedding is always used.
+    """
+    table = ("vocab_size", "hidden_size")
+    before = (RoleRow("token_embd.weight", f"{embed}.weight", table, layered=False),)
+    after = norm("output_norm", final, bias=norm_bias, gguf_steps=norm_steps, layered=False)
+    after += (
+        RoleRow("output.weight", f"{head}.weight", table, "!tied_embeddings", gguf=head_gguf,
+            layered=False),
+    )  # fmt: skip
+    if head_bias:
+        after += (RoleRow("output.bias", f"{head}.bias", ("vocab_size",), layered=False),)
+    return before, after
+
+
+class WholeNames(TypedDict, total=False):
+    """The arguments of `model_rows`."""
+
+    embed: str
+    final: str
+    head: str
+    norm_bias: bool
+    head_bias: bool
+    head_gguf: str | None
+    norm_steps: Steps
+
+
+def with_model_rows(*rows: RoleRow, **named: Unpack[WholeNames]) -> tuple[RoleRow, ...]:
+    """Return rows with those of the whole-model tensors around them, named as by `model_rows`."""
+    before, after = model_rows(**named)
+    return (*before, *rows, *after)
+
+
+def attention(
+    *,
+    bias: str | None = "attention_bias",
+    out_bias: str | None = "attention_out_bias",
+    permuted: bool = False,
+    out: str = "o_proj",
+) -> tuple[RoleRow, ...]:
+    """Return q, k, v and output projection; `permuted`: GGUF has Q and K in rope pairs."""
+    q = (RowsPermuted("n_heads"),) if permuted else ()
+    k = (RowsPermuted("n_kv_heads"),) if permuted else ()
+    return (
+        *linear("attn_q", "self_attn.q_proj", Q, "hidden_size", bias=bias, gguf_steps=q),
+        *linear("attn_k", "self_attn.k_proj", KV, "hidden_size", bias=bias, gguf_steps=k),
+        *linear("attn_v", "self_attn.v_proj", KV, "hidden_size", bias=bias),
+        *linear("attn_output", f"self_attn.{out}", "hidden_size", Q, bias=out_bias),
+    )
+
+
+def gated_mlp(
+    bias: str | None = None, needs: str = "", module: str = "mlp", size: str = "ffn_size"
+) -> tuple[RoleRow, ...]:
+    """Return gate, up and down."""
+    return (
+        *linear("ffn_gate", f"{module}.gate_proj", size, "hidden_size", needs, bias=bias),
+        *linear("ffn_up", f"{module}.up_proj", size, "hidden_size", needs, bias=bias),
+        *linear("ffn_down", f"{module}.down_proj", "hidden_size", size, needs, bias=bias),
+    )
+
+
+def plain_mlp(
+    up: str, down: str, bias: str | None = "", module: str = "mlp"
+) -> tuple[RoleRow, ...]:
+    """Return up and down."""
+    return (
+        *linear("ffn_up", f"{module}.{up}", "ffn_size", "hidden_size", bias=bias),
+        *linear("ffn_down", f"{module}.{down}", "hidden_size", "ffn_size", bias=bias),
+    )
+
+
+def fused_qkv(hf: str = "self_attn.qkv_proj", suffix: str = "weight") -> Binding:
+    """Return the binding of one matrix with the rows of q, then k, then v."""
+    roles = tuple(f"attn_{x}.{suffix}" for x in "qkv")
+    return Binding((f"{LAYER}{hf}.{suffix}",), roles, (Split((Q, KV, KV)),))
+
+
+# Some writers (early APR files) fuse q, k and v; read for architectures with separate ones, too.
+FUSED = (fused_qkv(), fused_qkv(suffix="bias"))
+
+
+def experts(
+    module: str = "mlp.experts",
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:
+    """Return the rows of stacked experts and the bindings that Hugging Face files need.
+
+    Written as one tensor per expert. transformers 5 has one tensor for gate and up of all experts,
+    often below another module; it is read too.
+    """
+    into = ("n_experts", "moe_ffn_size", "hidden_size")
+    back = ("n_experts", "hidden_size", "moe_ffn_size")
+    rows = tuple(
+        RoleRow(f"ffn_{name}_exps.weight", "", shape, "moe_layers")
+        for name, shape in (("gate", into), ("up", into), ("down", back))
+    )
+    each = tuple(
+        Binding(
+            (f"{LAYER}{module}.{{E}}.{hf}.weight",),
+            (f"ffn_{name}_exps.weight",),
+            (Stacked("n_experts"),),
+        )
+        for name, hf in (("gate", gate), ("up", up), ("down", down))
+    )
+    roles = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+    halves = Split(("moe_ffn_size", "moe_ffn_size"), axis=1)
+    together = tuple(
+        binding
+        for below in dict.fromkeys(("mlp.experts", module))
+        for suffix in ("", ".weight")
+        for binding in (
+            Binding((f"{LAYER}{below}.gate_up_proj{suffix}",), roles, (halves,)),
+            Binding((f"{LAYER}{below}.down_proj{suffix}",), ("ffn_down_exps.weight",)),
+        )
+    )
+    return rows, each + together
+
+
+def make_tables(
+    rows: Iterable[RoleRow],
+    *,
+    hf_first: Iterable[Binding] = (),
+    hf_more: Iterable[Binding] = (),
+    gguf_first: Iterable[Binding] = (),
+    gguf_more: Iterable[Binding] = (),
+) -> tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]:
+    """Return the tensor table and the bindings: `..._first` are written, `..._more` only read."""
+    every = tuple(rows)
+    rules = tuple(TensorRule(row.role, row.shape, row.needs, row.layered) for row in every)
+    hf = tuple(Binding((_below_layer(row),), (row.role,), row.hf_steps) for row in every if row.hf)
+    gguf = tuple(
+        Binding((_gguf_name(row),), (row.role,), row.gguf_steps) for row in every if row.gguf != ""
+    )
+    return rules, {"hf": (*hf_first, *hf, *hf_more), "gguf": (*gguf_first, *gguf, *gguf_more)}
+
+
+def _below_layer(row: RoleRow) -> str:
+    return LAYER + row.hf if row.layered and "{L}" not in row.hf else row.hf
+
+
+def _gguf_name(row: RoleRow) -> str:
+    name = row.gguf or row.role
+    return f"blk.{{L}}.{name}" if row.layered and "{L}" not in name else name

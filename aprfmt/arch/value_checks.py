@@ -1,0 +1,123 @@
+"""Checks of configuration values from JSON or GGUF."""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from reprlib import repr as short_repr
+
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+MAX_SIZE = (1 << 31) - 1
+MAX_LAYERS = 1 << 12  # per-layer lists are built from the layer count
+MAX_ROTATED = 1 << 16  # lists with one number per rotated pair have half this length
+
+
+def whole_number(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> int:
+    """Return a whole number between the bounds (12.0 counts as one); ArchError otherwise."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not low <= value <= high:
+        raise ArchError(f"{key}: is {short_repr(value)}; expected a whole number, {low} to {high}")
+    return value
+
+
+def number(value: Value, key: str) -> float:
+    """Return a finite number as float; ArchError otherwise."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        if math.isfinite(found):
+            return found
+    raise ArchError(f"{key}: is {short_repr(value)}; expected a finite number")
+
+
+def positive(value: Value, key: str) -> float:
+    """Return a number above zero; ArchError otherwise."""
+    found = number(value, key)
+    if found <= 0:
+        raise ArchError(f"{key}: is {short_repr(value)}; expected a number above zero")
+    return found
+
+
+def boolean(value: Value, key: str) -> bool:
+    """Return a boolean; ArchError otherwise."""
+    if not isinstance(value, bool):
+        raise ArchError(f"{key}: is {short_repr(value)}; expected true or false")
+    return value
+
+
+def text(value: Value, key: str) -> str:
+    """Return a string; ArchError otherwise."""
+    if not isinstance(value, str):
+        raise ArchError(f"{key}: is {short_repr(value)}; expected a name")
+    return value
+
+
+def sequence(value: Value, key: str, at_least: int = 0) -> Sequence[Value]:
+    """Return a list (or GGUF array) with enough entries; ArchError otherwise."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
+        raise ArchError(f"{key}: is {short_repr(value)}; expected a list")
+    if len(value) < at_least:
+        raise ArchError(f"{key}: has {len(value)} entries; expected {at_least}")
+    return value
+
+
+def divisors(value: Value, key: str) -> tuple[float, ...]:
+    """Return a list of numbers above zero (divisors of frequencies); ArchError otherwise."""
+    return tuple(positive(item, key) for item in sequence(value, key, 1))
+
+
+def nearest_float32(value: float) -> float:
+    """Return the float32 nearest to a number, inf where it is too large."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded
+
+
+def shortest_decimal(value: float) -> float:
+    """Return the shortest decimal that rounds to the same float32.
+
+    GGUF keeps 1e-6 as the float32 9.99999997e-07; this gives 1e-6 back, so that equal models
+    have equal hyperparameters in every format. A number that is not a float32 is returned as given.
+    """
+    if not math.isfinite(value) or nearest_float32(value) != value:
+        return value
+    for digits in range(1, 10):
+        candidate = float(f"{value:.{digits}g}")
+        if nearest_float32(candidate) == value:
+            return candidate
+    return value
+
+
+def inverse(value: float, key: str) -> float:
+    """Return 1/x, or the neighbouring float whose inverse is exactly x, if there is one."""
+    value = number(value, key)
+    if value == 0:
+        raise ArchError(f"{key}: is 0; expected a divisor")
+    quotient = number(1 / value, key)
+    for candidate in (float(f"{quotient:.12g}"), quotient,
+                      math.nextafter(quotient, 0), math.nextafter(quotient, math.inf)):  # fmt: skip
+        if candidate and 1 / candidate == value:
+            return candidate
+    return quotient
+
+
+def same_value(a: Value, b: Value) -> bool:
+    """Say whether two values are equal, floats up to float32 rounding (2^-23 relative).
+
+    True is not 1: formats keep booleans and numbers apart, and no rule takes one for the other.
+    """
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=2.0**-23, abs_tol=0.0)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same_value(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)

@@ -1,0 +1,196 @@
+"""Vision towers: clip's and siglip's, the halves of multimodal models that see.
+
+GGUF keeps a tower in a file of its own (mmproj, architecture `clip`), with the names `v.*`; a
+tower alone has no projector. Of a whole clip or siglip the tower is read below `vision_config`.
+siglip's pooling head has no name there. Sources: transformers' modeling_clip and modeling_siglip;
+the gguf package's name map and keys; the converter's base.py.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from aprfmt.arch import hyper_rules
+from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.spec import HyperRule
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.base.protocols import Value
+
+Rows = tuple[RoleRow, ...]
+_LAYER = "encoder.layers.{L}."
+_WIDTH = ("hidden_size",)
+_PATCH = ("hidden_size", "image_channels", "patch_size", "patch_size")
+
+
+def _linear(role: str, hf: str, out: str, into: str) -> Rows:
+    """Return a projection's weight and bias, which a GGUF names `v.blk.{L}.ROLE`."""
+    return tuple(
+        RoleRow(row.role, _LAYER + row.hf, row.shape, gguf=f"v.blk.{{L}}.{row.role}")
+        for row in linear(role, hf, out, into, bias="")
+    )
+
+
+def _norm(role: str, hf: str) -> Rows:
+    return tuple(
+        RoleRow(row.role, _LAYER + row.hf, row.shape, gguf=f"v.blk.{{L}}.{row.role}")
+        for row in norm(role, hf, bias=True)
+    )
+
+
+def _around(role: str, hf: str) -> Rows:
+    """Return a norm outside the layers."""
+    return tuple(
+        single_row(f"{role}.{part}", f"{hf}.{part}", *_WIDTH) for part in ("weight", "bias")
+    )
+
+
+def _layers() -> Rows:
+    return (
+        *_norm("ln1", "layer_norm1"),
+        *_linear("attn_q", "self_attn.q_proj", Q, "hidden_size"),
+        *_linear("attn_k", "self_attn.k_proj", KV, "hidden_size"),
+        *_linear("attn_v", "self_attn.v_proj", KV, "hidden_size"),
+        *_linear("attn_out", "self_attn.out_proj", "hidden_size", Q),
+        *_norm("ln2", "layer_norm2"),
+        *_linear("ffn_up", "mlp.fc1", "ffn_size", "hidden_size"),
+        *_linear("ffn_down", "mlp.fc2", "hidden_size", "ffn_size"),
+    )
+
+
+def _head() -> Rows:
+    """Return siglip's pooling head: a learned query, attention and an MLP."""
+    shapes = {
+        "probe": ("1", "1", *_WIDTH), "attention.in_proj_weight": ("3*hidden_size", *_WIDTH),
+        "attention.in_proj_bias": ("3*hidden_size",),
+        "attention.out_proj.weight": _WIDTH * 2, "attention.out_proj.bias": _WIDTH,
+        "layernorm.weight": _WIDTH, "layernorm.bias": _WIDTH,
+        "mlp.fc1.weight": ("ffn_size", *_WIDTH), "mlp.fc1.bias": ("ffn_size",),
+        "mlp.fc2.weight": (*_WIDTH, "ffn_size"), "mlp.fc2.bias": _WIDTH,
+    }  # fmt: skip
+    return tuple(
+        RoleRow(f"v.head.{name}", f"head.{name}", shape, "optional", gguf="", layered=False)
+        for name, shape in shapes.items()
+    )
+
+
+def _patches(hp: Mapping[str, Value]) -> int:
+    side = int(hp["image_size"]) // int(hp["patch_size"])
+    return side * side + bool(hp["class_token"])
+
+
+def _size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+    return hyper_rules.size(name, hf, gguf, hf_default=default)
+
+
+def activation_keys(activation: str) -> HyperRule:
+    """Return the rule for the activation; its keys in a GGUF say which, and what the file is."""
+    names = {"quick_gelu": "gelu_quick"}
+
+    def write(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
+        word = {"gelu": "gelu", "gelu_tanh": "gelu", "silu": "silu"}.get(value)
+        flag = {} if word is None else {f"{{arch}}.use_{word}": True}
+        return {"{arch}.has_vision_encoder": True, **flag}
+
+    usual = hyper_rules.activation(activation, names=names)
+    return HyperRule(
+        usual.name, read=usual.read, default=usual.default, write={**usual.write, "gguf": write}
+    )
+
+
+def tower_hyper(
+    eps: float,
+    activation: str,
+    class_token: bool,
+    *,
+    usual: tuple[int, int, int, int, int] = (768, 12, 12, 3072, 224),
+) -> tuple[HyperRule, ...]:
+    """Return the rules of a tower, one for every hyperparameter.
+
+    `usual`: width, layers, heads, inner width and image size where nothing says them.
+    """
+    width, layers, heads, ffn, image = usual
+    return hyper_rules.hyper_table(
+        _size("hidden_size", "hidden_size", "vision.embedding_length", width),
+        _size("n_layers", "num_hidden_layers", "vision.block_count", layers),
+        _size("n_heads", "num_attention_heads", "vision.attention.head_count", heads),
+        HyperRule("n_kv_heads", default=lambda hp: hp["n_heads"]),
+        HyperRule("head_dim", default=lambda hp: hp["hidden_size"] // hp["n_heads"]),
+        HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
+        _size("ffn_size", "intermediate_size", "vision.feed_forward_length", ffn),
+        hyper_rules.fixed("vocab_size", 0),
+        hyper_rules.fixed("context_length", 0),
+        HyperRule("norm_eps", {"hf": ("layer_norm_eps",),
+            "gguf": ("{arch}.vision.attention.layer_norm_epsilon",)}, "positive", eps),
+        activation_keys(activation),
+        hyper_rules.fixed("tied_embeddings", True),
+        *NO_ROPE,
+        _size("image_size", "image_size", "vision.image_size", image),
+        _size("patch_size", "patch_size", "vision.patch_size", 32 if class_token else 16),
+        hyper_rules.size("image_channels", "num_channels", default=3),
+        hyper_rules.fixed("class_token", class_token),
+        HyperRule("image_positions", default=_patches),
+    )  # fmt: skip
+
+
+def _named(*parts: str) -> Any:
+    def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
+        return any(part in name for name in names for part in parts)
+
+    return evidence
+
+
+def projector_model(kind: str) -> Any:
+    """Return what decides for the tower of a GGUF with a projector of this type."""
+
+    def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
+        return values.get("clip.projector_type") == kind
+
+    return evidence
+
+
+UNUSED = frozenset(
+    """has_vision_encoder use_gelu use_silu projector_type vision.projector_type
+    vision.projection_dim vision.image_mean vision.image_std projection_dim
+    vision_use_head""".split()
+)
+_POSITIONS = single_row("v.position_embd.weight", "embeddings.position_embedding.weight",
+                   "image_positions", "hidden_size")  # fmt: skip
+_PATCHES = single_row("v.patch_embd.weight", "embeddings.patch_embedding.weight", *_PATCH)
+
+
+def siglip_rows() -> Rows:
+    """Return the rows of siglip's tower without its pooling head."""
+    return (
+        _PATCHES,
+        single_row("v.patch_embd.bias", "embeddings.patch_embedding.bias", *_WIDTH),
+        _POSITIONS,
+        *_layers(),
+        *_around("v.post_ln", "post_layernorm"),
+    )
+
+
+def siglip_hyper() -> tuple[HyperRule, ...]:
+    """Return siglip's rules, one for every hyperparameter."""
+    return tower_hyper(1e-6, "gelu_tanh", class_token=False)
+
+
+CLIP_VISION = names_only_spec(
+    "clip_vision",
+    make_tables((
+        single_row("v.class_embd", "embeddings.class_embedding", *_WIDTH),
+        _PATCHES,
+        _POSITIONS,
+        *_around("v.pre_ln", "pre_layrnorm"),
+        *_layers(),
+        *_around("v.post_ln", "post_layernorm"),
+    )),
+    tower_hyper(1e-5, "gelu_quick", class_token=True),
+    evidence=_named("class_embd", "class_embedding"), ignored=UNUSED, section="vision_config",
+)  # fmt: skip
+SIGLIP_VISION = names_only_spec(
+    "siglip_vision",
+    make_tables((*siglip_rows(), *_head())),
+    siglip_hyper(),
+    ignored=UNUSED,
+    section="vision_config",
+)

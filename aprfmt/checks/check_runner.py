@@ -1,0 +1,109 @@
+"""Asking one row of the table: what it says, what stops it, how long it took."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from aprfmt.base.outcome import Check, check, verdict
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.records import (
+    LISTED,
+    SHOWN,
+    Answer,
+    Finding,
+    NotRun,
+    Result,
+    list_names,
+    to_check,
+)
+from aprfmt.checks.table import CHECKS, CheckRow
+from aprfmt.errors import AprfmtError, UnsupportedError
+
+
+def run_check(row: CheckRow, context: CheckContext, *, strict: bool = False) -> Answer:
+    """Return what a row says of a model; with `strict` its warnings are failures."""
+    began = time.perf_counter()
+    result, why = check_result(row, context)
+    return make_answer(row, result, why, time.perf_counter() - began, strict=strict)
+
+
+def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
+    """Return what a row's function gives, and why it did not run ("" where it did).
+
+    A gate that cannot finish failed, and so did a row of another package. A row of `validate` is
+    not run on what is not supported; what our own rows raise beside our own errors goes through.
+    """
+    if row.formats and context.model.format not in row.formats:
+        return Result(), f"a check of {' and '.join(row.formats)} files"
+    try:
+        result = row.load()(context)
+        if not isinstance(result, Result):
+            raise TypeError(f"{row.run} returned {type(result).__name__}; expected a Result")
+        return result, ""
+    except NotRun as stop:
+        return Result(findings=stop.findings), str(stop)
+    except Exception as error:
+        if row.needs in ("file", "source"):
+            if isinstance(error, UnsupportedError):
+                return Result(), str(error)
+            if isinstance(error, AprfmtError):
+                return Result(findings=[error_finding(error)]), ""
+            if row.own:
+                raise
+        return Result(checks=[_unfinished(row, error)]), ""
+
+
+def repeat_result(
+    context: CheckContext, check_name: str, name: str, *, strict: bool = True
+) -> Iterator[Check]:
+    """Yield the result of one of our rows of `validate` as a check of a gate, under another name.
+
+    Everything it found stands in one line. Nothing is yielded for a check of other formats.
+    """
+    row = next(row for row in CHECKS if row.name == check_name)
+    if row.formats and context.model.format not in row.formats:
+        return
+    result, why = check_result(row, context)
+    summary = to_check(name, result, why, strict)
+    if why:
+        yield summary
+        return
+    places: dict[tuple[str, str], list[str]] = {}
+    for one in result.findings:
+        places.setdefault((one.found, one.expected), []).append(one.where)
+    said = [
+        f"{where[0]}: {found}" if len(where) == 1 else f"{found} {list_names(where)}"
+        for (found, _), where in places.items()
+    ]
+    found = "; ".join([*filter(None, [result.found]), *said[:LISTED]])
+    expected = "; ".join(list(dict.fromkeys(each for _, each in places))[:LISTED])
+    yield replace(summary, where="", found=found or "none", expected=expected or row.proves)
+
+
+def make_answer(
+    row: CheckRow, result: Result, why: str, seconds: float = 0.0, *, strict: bool = False
+) -> Answer:
+    """Return the answer that a row's result makes; `why` says what kept it from running."""
+    checks = tuple(result.checks)
+    if row.needs in ("file", "source") or result.found or result.findings:
+        checks = (*checks, to_check(row.name, result, why, strict))
+    outcome = verdict(checks)
+    if outcome == "NOT_RUN" and not why:
+        why = "; ".join(each.found for each in checks) or "nothing was checked"
+    return Answer(row.name, row.proves, outcome, seconds, checks, result.measures, result.details,
+                  why, findings=tuple(result.findings[:SHOWN]))  # fmt: skip
+
+
+def error_finding(error: AprfmtError) -> Finding:
+    """Return what an error says as a finding."""
+    where, _, found = str(error).partition(": ")
+    return Finding(where, found or str(error), "what the format and its users agree on")
+
+
+def _unfinished(row: CheckRow, error: Exception) -> Check:
+    known = isinstance(error, (AprfmtError, OSError))
+    found = str(error) if known else f"{type(error).__name__}: {error}"
+    todo = "see the message" if known else "run again with --debug, and report it as a bug"
+    if not row.own:
+        todo = f"see {row.run}, which another package offers"
+    return check(f"{row.name}-finishes", False, found, "an answer", todo)

@@ -1,0 +1,219 @@
+"""Checks against the architecture: is every tensor there, of its shape, and plausible."""
+
+from aprfmt.arch.layout_steps import Added
+from aprfmt.arch.spec import ArchSpec, split_key
+from aprfmt.checks import bounds
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.errors import ArchError
+from aprfmt.model.adapter_parts import adapter_parts
+from aprfmt.model.draft import draft_head
+from aprfmt.model.kinds import without_stray
+from aprfmt.model.ledger import OF_TENSORS, Surplus
+from aprfmt.model.resolve import Resolution
+from aprfmt.tensors.stats import Stats
+from aprfmt.tensors.view import View
+
+
+def check_architecture(ctx: CheckContext) -> Result:
+    """Check that names and keys fit the tables of the architecture the file names."""
+    kind = ctx.model.kind
+    if kind is not None and kind.foreign:
+        found = f"is {kind.says(ctx.model)}"
+        return Result("", [Finding(ctx.where, found, "Hugging Face's", kind.todo(ctx.model))])
+    stray = adapter_parts(ctx.model).stray if kind is not None and kind.name == "adapter" else ()
+    if stray:
+        found = f"{', '.join(stray)}: no part of an adapter; loaders that know factors refuse it"
+        todo = f"leave it out: {without_stray(ctx.model, stray)}"
+        return Result("", [Finding(ctx.where, found, "factors of a LoRA", todo)])
+    name = ctx.spec.name
+    try:
+        resolution = ctx.model.resolution
+    except ArchError as error:
+        found = str(error).removeprefix(f"{ctx.where}: ")
+        finding = Finding(ctx.where, found, f"tensors and keys of {name}", "see --arch")
+        return Result(name, [finding])
+    findings = [
+        Finding(ctx.where, relation.says + relation.shown, "what readers look for",
+                relation.remedy or "write it again with what made it")
+        for relation in resolution.relations
+    ]  # fmt: skip
+    return Result(f"{name}, {len(resolution.roles)} roles", findings)
+
+
+def check_completeness(ctx: CheckContext) -> Result:
+    """Check that every tensor the configuration demands is there, biases and head included."""
+    found = ctx.resolution.coverage
+    expected = f"all {found.expected} tensors of the configuration"
+    findings = [
+        Finding(key, "missing", expected,
+                "get the file again, correct the configuration, or accept it: --allow-missing ROLE")
+        for key in found.missing if key not in ctx.resolution.unread_roles
+    ]  # fmt: skip
+    unread = ctx.resolution.unread
+    if unread is not None and ctx.resolution.unread_roles:
+        findings.append(Finding(ctx.where, unread.says, "weights that can be read",
+                                "decode them with the tool that made them"))  # fmt: skip
+    findings += [
+        Finding(key, "missing, and accepted as such", expected, level="warning")
+        for key in found.accepted
+    ]
+    tied = " (the head is the embedding)" if ctx.resolution.hyper["tied_embeddings"] else ""
+    return Result(f"{found.found} of {found.expected}{tied}", findings)
+
+
+def check_shapes(ctx: CheckContext) -> Result:
+    """Check that every tensor has the shape that the configuration gives it."""
+    todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
+    findings = [
+        Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
+        for key, has, wanted in ctx.resolution.coverage.misshapen
+    ]
+    return Result(f"{len(ctx.resolution.roles)} roles", findings)
+
+
+def check_unexpected(ctx: CheckContext) -> Result:
+    """Look for tensors that the architecture has no place for, and at its draft head's."""
+    findings = [
+        Finding(item.name, item.of or "a tensor of no role", f"tensors of {ctx.spec.name} only",
+                "is it another model, or a part of another?", "warning")
+        for item in ctx.unread if item.kind == "tensor"
+    ]  # fmt: skip
+    head = ctx.resolution.draft
+    if head:
+        try:
+            draft_head(ctx.model)
+        except ArchError as error:
+            says = str(error).removeprefix(f"{ctx.where}: ")
+            findings.append(Finding(head[0], says, "a draft head that runs", level="warning"))
+    return Result(f"none, and a draft head of {len(head)} tensors" if head else "none", findings)
+
+
+def check_unread(ctx: CheckContext) -> Result:
+    """Look for files, index entries and keys that no table lists: nothing here reads them."""
+    index = {one.kind for one in ctx.model.relations} & {"index"}
+    # An index that does not fit its shards is one finding, of the check `shards`.
+    others = [
+        item
+        for item in ctx.unread
+        if item.kind not in OF_TENSORS and not isinstance(item.holds, Surplus)  # of `layout`
+    ]
+    findings = [
+        Finding(f"{item.kind} {item.name}", item.of or "is in no table", "something that is read",
+                "is it of another model, or of a newer writer?", "warning")
+        for item in others
+    ]  # fmt: skip
+    findings += [
+        Finding(f"index entry {item.name}", item.of, "a tensor of that file", "make the index anew")
+        for item in ctx.ledger.items
+        if item.kind == "index entry" and item.reading == "contradicted" and not index
+    ]
+    findings += [
+        Finding(f"{row.kind} {row.name}", row.why, "something that can be read", level="warning")
+        for row in ctx.ledger.unreadable
+    ]
+    return Result(f"{len(ctx.ledger.items)} items", findings)
+
+
+def find_disagreements(resolution: Resolution, where: str) -> list[Finding]:
+    """Return where keys, configuration and tensors say different things of one value."""
+    said = [(where, text) for text in resolution.report.conflicts]
+    said += [(note.where, note.text) for note in resolution.notes]
+    return [Finding(*each, "one value from every source", level="warning") for each in said]
+
+
+def check_hyperparameters(ctx: CheckContext) -> Result:
+    """Check that keys, configuration and tensors say the same of the forward pass."""
+    resolution = ctx.resolution
+    assumed = len(resolution.report.assumed)
+    rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""
+    found = f"{len(list(resolution.hyper))} values{rule}"
+    return Result(found, find_disagreements(resolution, ctx.where))
+
+
+FAR = 100.0  # beyond a bound by this factor it is no matter of training any more
+
+
+_WORDS = {"std": "standard deviation", "rms": "root mean square"}
+
+
+def check_role_bounds(ctx: CheckContext) -> Result:
+    """Check that embeddings and norms have statistics of trained weights.
+
+    Those are bounded that have a usual size; biases may be as large as they like.
+    """
+    resolution = ctx.resolution
+    findings, seen = [], 0
+    for key, logical in resolution.roles.items():
+        limits = bounds.role_bounds(resolution.spec.name, split_key(key)[1])
+        name = "std" if limits is bounds.EMBEDDING else "rms"
+        stats = _stats(ctx, logical) if name in limits else None
+        if stats is None:
+            continue
+        seen += 1
+        offset = _offset(logical, resolution.spec) if name == "rms" else 0.0
+        bound, value = limits[name], bounds.numbers(stats, offset)[name]
+        if not bound.holds(value):
+            far = not bound.low / FAR <= value <= bound.high * FAR
+            findings.append(
+                Finding(f"{key} ({logical.stored[0].info.name})", f"{_WORDS[name]} {value:.4g}",
+                        f"{bound}: {bound.reason}",
+                        "is the encoding's tag right, and was the file converted correctly?",
+                        "fail" if far else "warning")
+            )  # fmt: skip
+    if not seen:
+        raise NotRun("no embedding and no norm is stored as numbers")
+    return Result(f"{seen} tensors", findings)
+
+
+def filled(ctx: CheckContext) -> Result:
+    """Check that no matrix holds one value throughout: it was never filled, or lost on the way.
+
+    A layer that adds nothing because both its output matrices are zeros is one that was put in
+    between on purpose (LLaMA Pro), and a warning.
+    """
+    resolution = ctx.resolution
+    seen, flat = 0, {}
+    for key, logical in resolution.roles.items():
+        if bounds.role_bounds(resolution.spec.name, split_key(key)[1]) not in _FILLED:
+            continue
+        stats = _stats(ctx, logical) if len([n for n in logical.shape if n > 1]) > 1 else None
+        if stats is None or not stats.count:
+            continue
+        seen += 1
+        if stats.zeros == stats.count or stats.std == 0:
+            flat[key] = 0.0 if stats.zeros == stats.count else stats.mean
+    if not seen:
+        raise NotRun("no matrix is stored as numbers")
+    findings = []
+    for key, value in flat.items():
+        layer, role = split_key(key)
+        outputs = {f"{key.removesuffix(role)}{one}" for one in _ADDED_TO_STREAM}
+        idle = layer is not None and role in _ADDED_TO_STREAM and outputs <= flat.keys()
+        findings.append(
+            Finding(f"{key} ({resolution.roles[key].stored[0].info.name})",
+                    f"every value is {value:g}" + "; the layer adds nothing" * idle,
+                    "a matrix that was filled", "get the file again, or convert it again",
+                    "warning" if idle else "fail")
+        )  # fmt: skip
+    return Result(f"{seen} matrices", findings)
+
+
+_FILLED = (bounds.EMBEDDING, bounds.LINEAR)
+_ADDED_TO_STREAM = ("attn_output.weight", "ffn_down.weight")
+
+
+def _stats(ctx: CheckContext, logical: View) -> Stats | None:
+    """Return the statistics of a role stored as one tensor of numbers; None for other roles."""
+    if len(logical.stored) != 1:
+        return None
+    row = ctx.census.get(logical.stored[0].info.name)
+    if row is None or row.scale or row.stats is None or row.stats.nan or row.stats.inf:
+        return None  # reported by another check
+    return row.stats if row.stats.finite else None
+
+
+def _offset(logical: View, spec: ArchSpec) -> float:
+    """Return what the forward pass adds to a stored norm weight: gemma's checkpoints need 1."""
+    steps = logical.layout
+    return spec.block.norm_offset - sum(step.amount for step in steps if isinstance(step, Added))

@@ -1,0 +1,264 @@
+"""Checks of what a file says about itself against what it holds."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.records import Finding, NotRun, Result, list_names
+from aprfmt.codecs.dialect import OF_INPUTS
+from aprfmt.codecs.dialects import dialects_of
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
+from aprfmt.model.packing import packing_config, partial_input_scales
+from aprfmt.model.quantized_modules import stale_names, wrong_claims
+from aprfmt.model.unread import sparsity_of
+from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
+from aprfmt.tensors.companions import SECTIONS, quantization_section
+
+_FILE_TYPE = "general.file_type"
+_QUANTIZATION_VERSION = "general.quantization_version"
+_GUESSED = 1024  # llama.cpp's flag for a type that its loader guessed
+
+# llama_ftype values that neither conversion nor quantize writes -> the encoding most weights get
+# (enum llama_ftype of llama.h and llama-quant.cpp: the K mixtures S and L, and the IQ mixtures).
+_OTHER_TYPES: Mapping[int, str] = {
+    11: "Q3_K", 13: "Q3_K", 21: "Q2_K", 22: "IQ3_S", 27: "IQ3_S", 29: "IQ2_S",
+}  # fmt: skip
+# Mixtures whose tensors are not of the encoding they are named for.
+_MIXED: Mapping[str, tuple[str, ...]] = {"IQ2_S": ("IQ2_XS",), "IQ3_S": ("IQ3_XXS",)}
+_IQ_FALLBACK = "IQ4_NL"  # of every IQ type whose blocks do not fit a row
+
+
+def file_types() -> dict[int, str]:
+    """Return general.file_type -> the encoding it claims, from the tables that write it."""
+    found = {row.file_type: row.name for row in ENCODINGS.values() if row.file_type is not None}
+    for scheme in SCHEMES.values():
+        if scheme.file_type is not None:
+            found.setdefault(scheme.file_type, scheme.base)
+    return found | dict(_OTHER_TYPES)
+
+
+def check_file_type(ctx: CheckContext) -> Result:
+    """Check the stated file type: most weights have it, or of a mixture at least some."""
+    metadata = ctx.model.metadata
+    if _FILE_TYPE not in metadata:
+        raise NotRun(f"the file states no {_FILE_TYPE}")
+    stated = metadata[_FILE_TYPE]
+    if stated == _GUESSED:
+        raise NotRun(f"{_FILE_TYPE} is {stated}, which claims no type")
+    where = f"{ctx.where}: {_FILE_TYPE}"
+    number = stated & ~_GUESSED if isinstance(stated, int) else stated
+    claimed = file_types().get(number)
+    counts = _weights(ctx.model)
+    if not counts:
+        raise NotRun("the file holds no matrices")
+    main, most = counts.most_common(1)[0]
+    if claimed is None:
+        raise NotRun(f"{_FILE_TYPE} {stated!r} is not known; most weights are {main}")
+    share = f"{most / counts.total():.1%} of the weights are {main}"
+    findings = []
+    quantized = not ENCODINGS[claimed].numpy
+    if quantized and not counts.keys() & _with_fallbacks(claimed):
+        findings.append(
+            Finding(where, f"{stated} ({claimed}), and no tensor is {claimed}; {share}",
+                    "a type that the tensors have", "set it to what they are")
+        )  # fmt: skip
+    elif not quantized and main != claimed:
+        findings.append(
+            Finding(where, f"{stated} ({claimed}), but {share}", f"most weights {claimed}",
+                    "set it to what they are")
+        )  # fmt: skip
+    coded = [name for name in counts if not encoding_row(name).numpy]
+    if coded and _QUANTIZATION_VERSION not in metadata:
+        text = f"no {_QUANTIZATION_VERSION} beside {coded[0]} tensors"
+        findings.append(Finding(ctx.where, text, "2, as docs/gguf.md asks", level="warning"))
+    return Result(f"{stated} ({claimed}); {share}", findings)
+
+
+def _weights(model: Model) -> Counter[str]:
+    """Return elements of matrices by encoding."""
+    counts: Counter[str] = Counter()
+    for tensor in model.values():
+        if len(tensor.shape) > 1:
+            count = math.prod(tensor.shape)
+            counts[tensor.encoding] += count
+    return counts
+
+
+def _with_fallbacks(claimed: str) -> set[str]:
+    """Return an encoding and those a mixture takes where a row is no whole number of blocks."""
+    found = {claimed, *_MIXED.get(claimed, ())}
+    if claimed.startswith("IQ"):
+        found.add(_IQ_FALLBACK)
+    while claimed in FALLBACK:
+        claimed = FALLBACK[claimed]
+        found.add(claimed)
+    return found
+
+
+def check_quantization(ctx: CheckContext) -> Result:
+    """Check that config.json names a quantization exactly if weights are packed that way."""
+    config = packing_config(ctx.model)
+    if config is None:
+        raise NotRun("there is no config.json")
+    section: Any = quantization_section(config)
+    # A ggml type with a scale beside it (NVFP4) is said by the tensor's own type.
+    held = [t.encoding for t in ctx.model.values() if t.parts]
+    packed = {name for name in held if encoding_row(name).ggml is None}
+    loose = [name for name in ctx.model if name.endswith(_PACKED) and not ctx.model[name].parts]
+    key = next((key for key in SECTIONS if config.get(key) is section), SECTIONS[0])
+    where = f"config.json: {key}"
+    if section is None:
+        if packed or loose:
+            what = ", ".join(sorted(packed)) or loose[0]
+            found = f"nothing, but weights are packed ({what})"
+            todo = "loaders would read them as they stand"
+            finding = Finding(where, found, "how the weights are quantized", todo)
+            return Result("", [finding])
+        raise NotRun("neither configuration nor tensors speak of packed weights")
+    sparse = sparsity_of(section)
+    if sparse and not any(name.endswith(_SPARSE) for name in ctx.model):
+        found = f"sparsity_config says {sparse!r}; no tensor is a part of such a weight"
+        todo = "take it away, or get the weights it means"
+        return Result("", [Finding(where, found, f"tensors named *{' or *'.join(_SPARSE)}", todo)])
+    claimed = _claimed(section)
+    if not claimed:
+        method = section.get("quant_method", "unnamed")
+        raise NotRun(f"quantization {method!r} is not one this package knows by its tensors")
+    if not claimed & packed:
+        there = ", ".join(sorted(packed)) or "no packed weight"
+        found = f"says {', '.join(sorted(claimed))}; the file holds {there}"
+        todo = "take it away, or get the weights it means"
+        finding = Finding(where, found, f"{' or '.join(sorted(claimed))} weights", todo)
+        return Result("", [finding])
+    count = sum(name in packed for name in held)
+    astray = ctx.model.modules
+    findings = [] if astray is None else [
+        Finding(where, astray.says + astray.shown, "names of modules that are there", astray.remedy)
+    ]  # fmt: skip
+    wrong = wrong_claims(ctx.model)
+    if wrong is not None:
+        expected = "packed what it says is packed, plain what it leaves as it is"
+        findings.append(Finding(where, wrong.says, expected, wrong.remedy or _REQUANTIZE))
+    else:
+        findings += [
+            Finding(
+                where,
+                f"lists {name}",
+                "names of modules that are there",
+                f"did it mean {nearest}?" if nearest else "take it away",
+                "warning",
+            )
+            for name, nearest in stale_names(ctx.model)
+        ]
+    partial = partial_input_scales(ctx.model)
+    if partial is not None:
+        todo = "calibrate again with texts that reach those layers, or leave them unquantized"
+        findings.append(Finding(where, partial.text, "one beside every weight", todo, "warning"))
+    return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
+
+
+_REQUANTIZE = "correct its lists of modules"
+# What only packed weights have, as bitsandbytes, GPTQ and AWQ name it.
+_PACKED = (".qweight", ".weight_packed", ".absmax", ".SCB")
+# What only weights without their zeros have, as compressed-tensors names it.
+_SPARSE = (".bitmask", ".compressed")
+
+
+def _claimed(section: Mapping[str, Any]) -> set[str]:
+    """Return the encodings that a quantization section promises; none for one we cannot tell."""
+    if section.get("load_in_4bit") or section.get("_load_in_4bit"):
+        kind = section.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' default
+        return {str(kind).upper()}
+    try:
+        return {dialect.name.upper() for dialect in dialects_of(section)}
+    except AprfmtError:
+        return set()
+
+
+_DTYPES: Mapping[str, str] = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64",
+}  # fmt: skip
+
+
+def check_activation_scales(ctx: CheckContext) -> Result:
+    """Look for packed weights without the scale of activations that others packed alike have."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for name, view in ctx.model.items():
+        if view.stored[0].packed is not None:
+            scaled = any(OF_INPUTS.search(suffix) for suffix in view.parts)
+            found.setdefault(view.encoding, ([], []))[0 if scaled else 1].append(name)
+    if not found:
+        raise NotRun("no weight is packed by a dialect")
+    findings = [
+        Finding(
+            lacking[0],
+            f"{len(lacking)} of {len(lacking) + len(having)} {encoding} weights have no scale of "
+            f"activations: {list_names(lacking)}",
+            "one beside each, as beside the others, or none",
+            "engines take 1.0 where there is none: quantize those layers again, or name them in "
+            "the claim as ones whose activations are not quantized",
+            "warning",
+        )
+        for encoding, (having, lacking) in found.items()
+        if having and lacking
+    ]
+    return Result(f"{sum(len(having) for having, _ in found.values())} scales", findings)
+
+
+def check_dtype(ctx: CheckContext) -> Result:
+    """Check that float weights beside a config.json have the dtype it names."""
+    config = ctx.model.config
+    if config is None or ctx.model.folder is None:
+        raise NotRun("there is no config.json beside the weights")
+    stated = config.get("dtype", config.get("torch_dtype"))
+    claimed = _DTYPES.get(stated) if isinstance(stated, str) else None
+    if claimed is None:
+        raise NotRun(f"config.json names no float dtype ({stated!r})")
+    counts = _weights(ctx.model)
+    floats = Counter({name: n for name, n in counts.items() if name in _DTYPES.values()})
+    if not floats:
+        raise NotRun("the file holds no plain float matrices")
+    main = floats.most_common(1)[0][0]
+    findings = []
+    if main != claimed:
+        findings.append(
+            Finding("config.json: dtype", f"{stated}; most float weights are {main}", claimed,
+                    "loaders widen or narrow the weights to what it says", "warning")
+        )  # fmt: skip
+    return Result(f"{stated}", findings)
+
+
+def check_counts(ctx: CheckContext) -> Result:
+    """Check that numbers a file states about its tensors are those of its tensors."""
+    metadata = ctx.model.metadata
+    held = {name: tensor.shape for name, tensor in ctx.model.items()}
+    findings, seen = [], 0
+    stated = metadata.get("param_count")
+    if stated:  # importers that stream leave 0
+        seen += 1
+        total = sum(math.prod(tensor.info.shape) for tensor in ctx.model.source.tensors.values())
+        if stated != total:
+            findings.append(
+                Finding(
+                    f"{ctx.where}: param_count", f"{stated}", f"{total} elements", level="warning"
+                )
+            )
+    table = metadata.get("tensor_shapes")
+    if isinstance(table, Mapping):
+        seen += 1
+        for name, shape in table.items():
+            found = held.get(name)
+            if found is None or list(found) != shape:
+                is_there = "no such tensor" if found is None else f"{list(found)}"
+                findings.append(
+                    Finding(f"{ctx.where}: tensor_shapes {name!r}", f"{shape}", is_there,
+                            "the copy is not authoritative, but listing tools show it", "warning")
+                )  # fmt: skip
+    if not seen:
+        raise NotRun("the file states no counts")
+    return Result(f"{seen} statements", findings)

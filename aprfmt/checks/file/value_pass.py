@@ -1,0 +1,131 @@
+"""One pass over every stored byte of every tensor, in windows."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor, TensorInfo, tensor_damage
+from aprfmt.checks.file.scales import first_bad_block, header_is_bad
+from aprfmt.codecs import codec
+from aprfmt.errors import AprfmtError, UnsupportedError
+from aprfmt.formats.mapped_file import MemoryTensor
+from aprfmt.model import Model
+from aprfmt.tensors.stats import Accumulator, Stats, tensor_stats
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
+
+
+@dataclass(frozen=True, slots=True)
+class TensorScan:
+    """What the pass saw of one stored tensor.
+
+    `stats` is None for integers (nothing can be wrong with one) and where `unread` says why not.
+    `scale` names the first bad block, `odd` a bad byte of a bool.
+    """
+
+    info: TensorInfo
+    stats: Stats | None = None
+    scale: str = ""
+    odd: str = ""
+    unread: str = ""
+
+
+def block_windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
+    """Yield (first block, rows or blocks as a tensor) of a stored one, about WINDOW bytes each.
+
+    Of rows that have a scale in front, the first row.
+
+    Pages behind are dropped. A header in front of the blocks (APR_Q8) is part of every window.
+    """
+    info = tensor.info
+    row = encoding_row(info.encoding)
+    count = math.prod(info.shape)
+    columns = info.shape[-1] if info.shape else 1
+    if info.row_bytes and columns * row.type_size != info.row_bytes * row.block_size:  # or headed
+        step = max(1, WINDOW // info.row_bytes)  # rows are padded to whole blocks
+        for start in range(0, count // columns, step):
+            rows = min(step, count // columns - start)
+            at, stop = start * info.row_bytes, (start + rows) * info.row_bytes
+            part = replace(info, shape=(rows, columns), nbytes=stop - at)
+            yield (
+                start if row.row_header else at // row.type_size,
+                MemoryTensor(part, tensor.raw(at, stop)),
+            )
+            tensor.drop(at, stop)
+        return
+    header = row.header if count else 0
+    blocks = -(-count // row.block_size)
+    step = max(1, WINDOW // row.type_size)
+    for start in range(0, blocks, step):
+        end = min(start + step, blocks)
+        at, stop = header + start * row.type_size, header + end * row.type_size
+        data = tensor.raw(at, stop)
+        if header:
+            data = memoryview(bytes(tensor.raw(0, header)) + bytes(data))
+        elements = min(end * row.block_size, count) - start * row.block_size
+        part = replace(info, shape=(elements,), nbytes=len(data), row_bytes=None)
+        yield start, MemoryTensor(part, data)
+        tensor.drop(at, stop)
+
+
+def scan_values(model: Model, progress: Progress | None = None) -> dict[str, TensorScan]:
+    """Look at every stored tensor once; nothing the size of a tensor is held."""
+    tensors = model.source.tensors
+    total = sum(tensor.info.nbytes for tensor in tensors.values())
+    done = 0
+    found = {}
+    for name, tensor in tensors.items():
+
+        def report(count: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + count, total)
+
+        found[name] = _look(tensor, report)
+        done += tensor.info.nbytes
+    return found
+
+
+def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
+    info = tensor.info
+    if damage := tensor_damage(tensor):
+        return TensorScan(info, unread=damage)
+    try:
+        dtype = codec(info.encoding).dtype
+    except UnsupportedError as error:
+        return TensorScan(info, unread=str(error))
+    if dtype == "bool":
+        return TensorScan(info, odd=_bad_bool(tensor))
+    if dtype.lstrip("u").startswith("int"):
+        return TensorScan(info)
+    row = encoding_row(info.encoding)
+    total, scale, done = Accumulator(), "", 0
+    try:
+        for first, window in block_windows(tensor):
+            raw = window.raw()
+            if row.header and not scale and header_is_bad(info.encoding, raw[: row.header]):
+                scale = "its scale is NaN or infinite"
+            bad = (
+                None if scale else first_bad_block(info.encoding, raw[row.header :], info.row_bytes)
+            )
+            if bad is not None:
+                unit = "row" if row.row_header else "block"
+                scale = f"{unit} {first + bad[0]} has {bad[1]}"
+            total.add_stats(tensor_stats(window))
+            done += len(raw)
+            report(done)
+    except AprfmtError as error:
+        return TensorScan(info, unread=str(error))
+    return TensorScan(info, total.result(), scale)
+
+
+def _bad_bool(tensor: LazyTensor) -> str:
+    for start in range(0, tensor.info.nbytes, WINDOW):
+        stop = min(start + WINDOW, tensor.info.nbytes)
+        data = bytes(tensor.raw(start, stop))
+        tensor.drop(start, stop)
+        odd = data.translate(None, b"\0\1")
+        if odd:
+            return f"element {start + data.index(odd[:1])} is {odd[0]}"
+    return ""

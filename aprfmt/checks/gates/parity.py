@@ -1,0 +1,259 @@
+"""Gates that hold one model against itself: in the other formats, and on other devices."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.base.outcome import Check, check, not_run
+from aprfmt.checks.check_runner import repeat_result
+from aprfmt.checks.gates.forward import float_bits
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
+from aprfmt.checks.records import Measure, NotRun, Result, list_names
+from aprfmt.checks.table import ACCOUNTED
+from aprfmt.compare import DiffReport, diff_models
+from aprfmt.errors import ArchError, BackendUnavailableError, ConversionError, UnsupportedError
+from aprfmt.formats import writable_formats
+from aprfmt.inference.device import Choice, choose
+from aprfmt.inference.loss import cross_entropy, divergence
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Kept
+from aprfmt.measure import tolerances
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.nonfinite import census
+from aprfmt.measure.records import EQUAL
+from aprfmt.measure.traces import compare_traces
+from aprfmt.model import Model
+from aprfmt.tensors import norms
+
+Numbers = NDArray[Any]
+TOP = 5  # tokens whose order two devices must share, near ties aside
+TODO = "aprfmt parity and aprfmt diagnose name the operation"
+_CLOSE = (*EQUAL, "WITHIN")
+FINITE = "aprfmt trace names the first point that is not finite"
+
+
+# --- formats ----------------------------------------------------------------------------------
+
+
+def check_format_parity(subject: ModelUnderTest) -> Result:
+    """Convert to every other format and compare bytes, capture points and logits."""
+    checks: list[Check] = []
+    mine = _Run.of(subject, subject.model)
+    for name in writable_formats(own=True):
+        if name == subject.model.format:
+            continue
+        try:
+            copy = subject.copy(name)
+        except (ArchError, ConversionError, UnsupportedError) as error:
+            checks.append(not_run(f"{name}-converts", str(error)))  # the format cannot hold it
+            continue
+        checks += _same(subject, mine, copy, name)
+    if subject.other is not None:
+        subject.source = subject.other
+        checks += repeat_result(
+            subject, ACCOUNTED, "against-accounted", strict=subject.request.strict
+        )
+        checks += _against(subject, mine, subject.other)
+    return Result(checks=checks)
+
+
+class _Run:
+    """Hashes of all points of a pass, and its logits."""
+
+    @classmethod
+    def of(cls, subject: ModelUnderTest, model: Model) -> "_Run":
+        """Run the probe through a model, in a session of its own."""
+        with subject.open_session(model) as session:
+            return cls(session, subject.probe)
+
+    def __init__(self, session: Session, ids: list[int]) -> None:
+        trace = session.trace(
+            ids, tuple(session.points), hashes=True, stop=False, logits_rows="all"
+        )
+        self.hashes = {key: record.sha256 for key, record in trace.records.items()}
+        self.logits: Numbers = session.logits(ids)
+
+
+def _same(subject: ModelUnderTest, mine: _Run, copy: Model, name: str) -> Iterator[Check]:
+    report = diff_models(subject.model, copy)
+    yield _tensors(report, f"{name}-bytes", EQUAL, "SAME_BYTES or SAME_VALUES for every tensor",
+                   "aprfmt diff names the tensors and the first byte")  # fmt: skip
+    yield _facts(report, name)
+    theirs = _Run.of(subject, copy)
+    yield from _runs(mine, theirs, name)
+
+
+def _tensors(
+    report: DiffReport, name: str, fine: Collection[str], expected: str, todo: str
+) -> Check:
+    """Hold every tensor's verdict to those that are `fine`; what else differs is not asked here."""
+    wrong = [t.key for t in report.worst() if t.verdict not in fine]
+    said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
+    return check(name, not wrong and bool(report.tensors) and not report.damage,
+                 said + (f": {list_names(wrong)}" if wrong else ""), expected, todo)  # fmt: skip
+
+
+def _facts(report: DiffReport, name: str) -> Check:
+    rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
+    found = [f"{row.name} {row.a!r} | {row.b!r}" for row in rows]
+    return check(f"{name}-facts", not found, list_names(found) if found else "equal",
+                 "equal hyperparameters and token ids",
+                 "aprfmt diff --only hyperparameters")  # fmt: skip
+
+
+def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
+    wrong = [key for key, digest in mine.hashes.items() if theirs.hashes.get(key) != digest]
+    yield check(f"{name}-points", not wrong and mine.hashes.keys() == theirs.hashes.keys(),
+                f"{len(mine.hashes) - len(wrong)} of {len(mine.hashes)} points equal"
+                + (f", the first other one {wrong[0]}" if wrong else ""),
+                "equal bits at every capture point", "aprfmt diagnose names the cause")  # fmt: skip
+    same = mine.logits.shape == theirs.logits.shape and bool(
+        np.array_equal(float_bits(mine.logits), float_bits(theirs.logits))
+    )
+    yield check(f"{name}-logits", same, "equal bits" if same else "other logits",
+                "equal logits for every token", "see the first point that differs")  # fmt: skip
+
+
+def _against(subject: ModelUnderTest, mine: _Run, other: Model) -> Iterator[Check]:
+    """Compare with the copy the user gave: equal, or the same model in a coarser encoding."""
+    report = diff_models(subject.model, other)
+    yield _facts(report, "against")
+    yield _tensors(report, "against-tensors", _CLOSE,
+                   "every tensor equal, or within rounding of the coarser encoding",
+                   f"aprfmt diff {subject.where} {other.path}")  # fmt: skip
+    theirs = _Run.of(subject, other)
+    same = all(t.verdict in EQUAL for t in report.tensors)
+    if same and not any(row.decisive for row in report.hyperparameters):
+        yield from _runs(mine, theirs, "against")
+    elif mine.logits.shape == theirs.logits.shape:
+        yield _encoded(mine.logits, theirs.logits, subject.probe[1:])
+
+
+def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
+    """Bound what a coarser encoding costs; it is no rounding of a run: no tolerance explains it."""
+    expected = f"at most {tolerances.MAX_CE_LOSSY} nats apart"
+    odd = census(mine, theirs)
+    if odd is not None:
+        return check("against-loss", False, f"logits: {odd.says('this model', 'the other')}",
+                     f"finite logits, {expected}", FINITE)  # fmt: skip
+    far = divergence(theirs[:-1], mine[:-1], labels)
+    change = _loss(mine, labels) - _loss(theirs, labels)
+    return check("against-loss", abs(change) <= tolerances.MAX_CE_LOSSY,
+                 f"{change:+.4f} nats, KL {far.kl:.4g}, top token equal in {far.top1:.0%}",
+                 expected, "aprfmt diagnose names the cause")  # fmt: skip
+
+
+def _loss(logits: Numbers, labels: list[int]) -> float:
+    return float(np.mean(cross_entropy(logits[:-1], labels)))
+
+
+# --- devices ----------------------------------------------------------------------------------
+
+
+def check_device_parity(subject: ModelUnderTest) -> Result:
+    """Run the same tokens on every device asked for, and compare points, logits and loss."""
+    request = subject.request
+    others = list(request.also)
+    reference = choose()  # numpy on the CPU, float32
+    if (request.choice.backend, request.choice.device) != (reference.backend, reference.device):
+        others.insert(0, reference)
+    if not others:
+        raise NotRun("one device only; name another: --also torch, --also cuda")
+    checks: list[Check] = []
+    measures: dict[str, Measure] = {}
+    for choice in others:
+        try:
+            session = subject.open_session(subject.model, choice)
+        except BackendUnavailableError as error:
+            checks.append(not_run(f"{choice}-runs", str(error)))
+            continue
+        with session:
+            found, measures[f"relL2 {choice}"] = _pair(subject, session, choice)
+        checks += found
+    return Result(checks=checks, measures=measures)
+
+
+def _pair(subject: ModelUnderTest, other: Session, choice: Choice) -> tuple[list[Check], Measure]:
+    ids = subject.probe
+    mine, theirs = subject.session, other
+    a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
+    moe = bool(subject.model.hyper["n_experts"])
+    bound = tolerances.tolerance(mine.backend.dtype, theirs.backend.dtype, moe=moe)
+    checks, distance = _logits(a, b, ids[1:], bound, str(choice))
+    first = _first_point(mine, theirs, ids, moe, str(choice))
+    checks.append(
+        check(f"{choice}-points", first is None, f"first beyond its bound: {first or 'none'}",
+              "every capture point inside its bound", TODO)
+    )  # fmt: skip
+    unit = "relative L2 of all logits"
+    return checks, Measure(distance, unit, bound.rel_l2, "absolute", bound.reason)
+
+
+def _logits(
+    a: Numbers, b: Numbers, labels: list[int], bound: tolerances.Tolerance, other: str
+) -> tuple[list[Check], float]:
+    """Hold the logits of this run against the reference's; returns their distance as well.
+
+    NaN or infinity has no distance and no loss: it fails by its place, even where both sides have
+    it alike, and what would be counted from it is not.
+    """
+    within = f"at most {bound.rel_l2:g} ({bound.reason})"
+    odd = census(a, b)
+    if odd is not None:
+        found = f"logits: {odd.says('this run', other)}"
+        why = "logits that are not finite"
+        return [
+            check(f"{other}-logits", False, found, f"finite logits, relL2 {within}", FINITE),
+            *(not_run(f"{other}-{name}", why) for name in ("cosine", "top", "loss")),
+        ], float("inf")
+    norm, distance = norms.exact_norm(b), rel_l2(a, b)
+    cosine = float(np.sum(a * b) / (norms.exact_norm(a) * norm)) if norm and a.any() else 0.0
+    # What the allowed distance makes of it.
+    straight = min(tolerances.MIN_COSINE, 1 - bound.rel_l2**2 / 2)
+    flipped = _flips(a, b)
+    change = _loss(a, labels) - _loss(b, labels)
+    size = norm / float(np.sqrt(b.size))
+    most = tolerances.device_loss_bound(bound.rel_l2, size)
+    return [
+        check(f"{other}-logits", distance <= bound.rel_l2, f"relL2 {distance:.3g}", within, TODO),
+        check(f"{other}-cosine", cosine >= straight, f"{cosine:.9f}", f"at least {straight:.6g}",
+              TODO),
+        check(f"{other}-top", not flipped, list_names([f"position {i}" for i in flipped]),
+              f"the same {TOP} likeliest tokens, ties by rounding aside", TODO),
+        check(f"{other}-loss", abs(change) <= most, f"{change:+.3g} nats",
+              f"at most {most:.3g} nats apart: logits of size {size:.3g} within {bound.rel_l2:g}",
+              TODO),
+    ], distance  # fmt: skip
+
+
+def _flips(a: Numbers, b: Numbers) -> list[int]:
+    """Return the rows whose likeliest tokens differ by more than the rows' own difference."""
+    rows = []
+    for at, (x, y) in enumerate(zip(a, b, strict=True)):
+        slack = 2 * float(np.max(np.abs(x - y)))
+        edge = np.sort(y)[-min(TOP, len(y))]
+        best_x = np.argsort(-x, kind="stable")[:TOP]
+        if float(np.min(y[best_x])) < edge - slack or float(y[best_x[0]]) < float(y.max()) - slack:
+            rows.append(at)
+    return rows
+
+
+def _first_point(
+    mine: Session, theirs: Session, ids: list[int], moe: bool, other: str
+) -> str | None:
+    """Return the first capture point beyond its tolerance, None where there is none.
+
+    What is not finite on one side is placed: index, count, values.
+    """
+    traces = []
+    for session in (mine, theirs):
+        kept = Kept()
+        traces.append(session.trace(ids, tuple(session.points), keep=kept.keep, fetch=kept.fetch,
+                                    stop=False, logits_rows="all"))  # fmt: skip
+    found = compare_traces(traces[0], traces[1], moe=moe)
+    odd = next((row.nonfinite for row in found.points if row.key == found.first), None)
+    if odd is None or not odd.alone:
+        return found.first
+    return f"{found.first}, {odd.says('this run', other)}"

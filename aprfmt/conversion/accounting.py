@@ -1,0 +1,446 @@
+"""What became of every tensor and companion file of a source in a copy: no loss goes unreported.
+
+Two open models are held together: no plan of a conversion is believed. Every stored tensor, the
+scales of packed weights, a tied head and the files beside the weights are copied, transformed or
+dropped; a drop needs a flag, which the copy records. Everything else is lost.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from aprfmt.codecs.dialect import OF_INPUTS
+from aprfmt.conversion.options import Drops
+from aprfmt.conversion.sidecar_files import (
+    KEYS,
+    TEMPLATE,
+    VOCABULARY,
+    embedded_files,
+    sidecar_names,
+    stated_template,
+)
+from aprfmt.errors import ArchError, ConversionError
+from aprfmt.model import Model
+from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
+from aprfmt.model.hf_folder import TEXT_FILES
+from aprfmt.model.ledger import (
+    Item,
+    Kind,
+    Ledger,
+    NotCompared,
+    State,
+    folder_files,
+    ledger,
+    not_compared,
+)
+from aprfmt.model.resolve import spellings_by_name
+from aprfmt.model.sidecar_files import companion_kind, file_row
+from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.tensors.view import View
+
+Fate = Literal["copied", "transformed", "dropped", "lost"]
+FATES: tuple[Fate, ...] = ("copied", "transformed", "dropped", "lost")
+RECORD = "aprfmt.dropped"  # JSON {name in the source: the flag that left it out}
+REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; not recorded
+ALONE = "--arch none, --generic"  # the flags that copy a container without its companions
+_SHOWN = 5
+_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor")
+_UNREAD_KINDS: tuple[Kind, ...] = ("file", "metadata key", "config key")
+_NO_PLACE = "nothing reads it, and the copy has no place for it"
+_OTHER_VALUE = "another value, which nothing reads"
+_INPUTS_GONE = "of activations, which a weight of the copy has not"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceItem:
+    """One thing of the source: what it is, what became of it, and how or why."""
+
+    name: str
+    kind: str
+    fate: Fate
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Account:
+    """The entries of a source; `balanced` where none is lost."""
+
+    entries: tuple[SourceItem, ...]
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Entries by fate."""
+        found = Counter(entry.fate for entry in self.entries)
+        return {fate: found[fate] for fate in FATES}
+
+    @property
+    def lost(self) -> tuple[SourceItem, ...]:
+        """The entries of which the copy has nothing, and no flag said so."""
+        return tuple(entry for entry in self.entries if entry.fate == "lost")
+
+    @property
+    def left(self) -> tuple[NotCompared, ...]:
+        """What nothing reads and the copy has not, or not as it was, where no flag said so."""
+        states: Mapping[str, State] = {_NO_PLACE: "only in A", _OTHER_VALUE: "unequal"}
+        return tuple(
+            NotCompared(
+                entry.kind.removeprefix("unread "), entry.name, states[entry.how], entry.how,
+                "the source" if entry.how == _NO_PLACE else "",
+            )
+            for entry in self.entries
+            if entry.how in states
+        )  # fmt: skip
+
+    @property
+    def says(self) -> str:
+        """The counts in words."""
+        counts = ", ".join(f"{count} {fate}" for fate, count in self.counts.items() if count)
+        return f"{len(self.entries)} of the source: {counts or 'nothing'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "items": len(self.entries),
+            **self.counts,
+            "entries": [asdict(entry) for entry in self.entries],
+        }
+
+
+def describe_losses(entries: Sequence[SourceItem]) -> str:
+    """Return what an error says of lost entries."""
+    shown = ", ".join(f"{entry.name} ({entry.kind})" for entry in entries[:_SHOWN])
+    return f"{shown}{' ...' if len(entries) > _SHOWN else ''}"
+
+
+def account_for_source(copy: Model, source: Model, excused: Callable[[str], str]) -> Account:
+    """Return what became of everything in `source`.
+
+    `excused(name)` gives the flag that left out a tensor or a file, "" for what should be there.
+    """
+    both = _Both(copy, source, excused)
+    said = sidecar_items(source, both.file)
+    return Account((*both.tensors(), *both.head(), *both.keys(), *said, *both.unread()))
+
+
+def recorded_omissions(copy: Model) -> Callable[[str], str]:
+    """Return what a copy's own record says of what was left out of it; FormatError."""
+    found = _record(copy)
+    return lambda name: str(found.get(name, ""))
+
+
+def _record(model: Model) -> Mapping[str, Any]:
+    text = model.metadata.get(RECORD)
+    return json_object(text, f"{model.path}: {RECORD}") if isinstance(text, str) else {}
+
+
+def sidecar_items(source: Model, fate: Callable[[str, str], SourceItem]) -> Iterator[SourceItem]:
+    """Yield an entry for every companion file of a source; `fate(name, kind)` makes it."""
+    for name in sidecar_names(source):
+        kind = companion_kind(name)
+        if kind:
+            yield fate(name, kind)
+
+
+class _Both:
+    """A copy and its source, and what of the one answers what of the other."""
+
+    def __init__(self, copy: Model, source: Model, excused: Callable[[str], str]) -> None:
+        self.copy, self.source, self.excused = copy, source, excused
+        self.roles, self.roles_of = _roles(copy, source), source.roles_of
+        items = ledger(source, (*_TENSORS, *_UNREAD_KINDS)).items
+        self.mine = Ledger(str(source.path), items)
+        self.read = {item.name: item for item in items if item.kind in _TENSORS}
+        self._texts, self._stated = _texts_of(copy), _texts_of(source)
+
+    # --- tensors ------------------------------------------------------------------------------
+
+    def tensors(self) -> Iterator[SourceItem]:
+        """Yield an entry for every stored tensor, parts of packed weights each by itself."""
+        for name, view in self.source.items():
+            entry = self._tensor(name, view)
+            yield entry
+            main = view.stored[0].parts.get("")
+            for part in view.parts.values():
+                if part is not main:
+                    yield self._part(part.info.name, name, view, entry)
+
+    def _answers(self, name: str) -> "tuple[View, ...]":
+        """Return the tensors of the copy that hold what a tensor of the source held."""
+        keys = self.roles_of.get(name, ())
+        held = tuple(self.roles[key] for key in keys if key in self.roles)
+        if keys and len(held) == len(keys):
+            return held
+        same = self.copy.get(name)
+        return () if same is None else (same,)
+
+    def _tensor(self, name: str, view: "View") -> SourceItem:
+        stored = view.stored[0]
+        name = stored.parts[""].info.name if stored.parts else name
+        item = self.read[name] if name in self.read else Item("tensor", name, "unread")
+        kind = next((kind for kind in ("draft head", "tower") if kind in item.of), "tensor")
+        found = self._answers(view.name)
+        if not found:
+            why = self.excused(name) or self.excused(view.name)
+            if why:
+                return SourceItem(name, kind, "dropped", why)
+            if item.reading == "hyperparameter":
+                return SourceItem(name, kind, "transformed", item.of)
+            if item.reading == "without effect":
+                return SourceItem(name, kind, "dropped", item.of)
+            return SourceItem(name, kind, "lost", "the copy has no such tensor")
+        encodings = "+".join(dict.fromkeys(one.encoding for one in found))
+        names = ", ".join(dict.fromkeys(each for one in found for each in one.names))
+        steps = {step for one in found for step in one.steps}
+        if encodings != view.encoding:
+            return SourceItem(name, kind, "transformed", f"{view.encoding} to {encodings}: {names}")
+        before = {step for key in self.roles_of.get(view.name, ())
+                  for step in self.source.roles[key].steps}  # fmt: skip
+        if steps != before or (not before and any(one.shape != view.shape for one in found)):
+            return SourceItem(name, kind, "transformed", f"laid out anew: {names}")
+        return SourceItem(name, kind, "copied", names if names != name else "")
+
+    def _part(self, name: str, weight: str, view: "View", main: SourceItem) -> SourceItem:
+        """Return the entry of a scale: it stands in the copy, or it is in the values of one."""
+        if main.fate in ("dropped", "lost"):
+            return SourceItem(name, "scale", main.fate, main.how)
+        found = self._answers(weight)
+        suffix = next(key for key, part in view.parts.items() if part.info.name == name)
+        beside = suffix.lstrip("._")
+        if any(part.lstrip("._") == beside for one in found for part in one.parts):
+            return SourceItem(name, "scale", "copied")
+        if any(other.info.name == name for one in found for other in one.parts.values()):
+            return SourceItem(name, "scale", "copied")
+        if all(one.encoding == view.encoding for one in found):
+            why = self.excused(name)
+            return SourceItem(
+                name, "scale", "dropped" if why else "lost", why or "the copy has it not"
+            )
+        if OF_INPUTS.search(beside):
+            why = self.excused(name)
+            return SourceItem(name, "scale", "dropped" if why else "lost", why or _INPUTS_GONE)
+        return SourceItem(name, "scale", "transformed", f"part of {main.how}")
+
+    def head(self) -> Iterator[SourceItem]:
+        """Yield the entry of a head that is the embedding's own tensor."""
+        key, table = "output.weight", "token_embd.weight"
+        try:
+            hyper = self.source.hyper
+        except ArchError:
+            return
+        tied = "tied_embeddings" in hyper and bool(hyper["tied_embeddings"])
+        if not tied or self.source.roles.get(key) is not None or table not in self.source.roles:
+            return
+        name = f"{key} (tied)"
+        if key in self.roles:
+            yield SourceItem(name, "tied head", "transformed", "a tensor of its own")
+        elif not self.roles or (table in self.roles and self._ties()):
+            yield SourceItem(name, "tied head", "copied", "tied")
+        else:
+            why = self.excused(key) or self.excused(table)
+            yield SourceItem(name, "tied head", "dropped" if why else "lost", why or "is not tied")
+
+    def _ties(self) -> bool:
+        """Say whether the copy ties its head; one that names no known architecture is not asked."""
+        try:
+            return bool(self.copy.hyper["tied_embeddings"])
+        except ArchError:
+            return True
+
+    # --- what stands in keys ------------------------------------------------------------------
+
+    def keys(self) -> Iterator[SourceItem]:
+        """Yield an entry for what the source keeps in its keys: vocabulary, template, licence."""
+        from aprfmt.tokenizer.carriers import has_tokenizer
+
+        copy, source = self.copy, self.source
+        for name, kind in embedded_files(source).items():
+            if name == VOCABULARY:
+                there, same = has_tokenizer(copy.carried), copy.format == source.format
+            elif name == TEMPLATE:
+                there, same = (
+                    stated_template(copy) is not None,
+                    stated_template(copy) == stated_template(source),
+                )
+            else:
+                there = (found := _licence(copy, name)) is not None
+                same = found == _licence(source, name)
+            if there:
+                how = "in the copy's own form" if name == VOCABULARY else "another"
+                yield SourceItem(name, kind, *(("copied",) if same else ("transformed", how)))
+            else:
+                why = self.excused(name)
+                yield SourceItem(
+                    name, kind, "dropped" if why else "lost", why or "the copy has none"
+                )
+
+    # --- what nothing reads -------------------------------------------------------------------
+
+    def unread(self) -> Iterator[SourceItem]:
+        """Yield an entry for every file and key of the source that no table lists.
+
+        A copy holds the keys for which its format has a place, and no such file.
+        """
+        fates: Mapping[State, tuple[Fate, str]] = {
+            "equal": ("copied", ""),
+            "unequal": ("transformed", _OTHER_VALUE),
+            "only in A": ("dropped", _NO_PLACE),
+        }
+        left = not_compared(self.mine, ledger(self.copy, _UNREAD_KINDS), _UNREAD_KINDS)
+        states = {(row.kind, row.name): row.state for row in left}
+        for item in self.mine.unread:
+            if item.kind in _TENSORS or (item.kind == "file" and companion_kind(item.name)):
+                continue  # it has its entry by what it is
+            fate, how = fates.get(states.get((item.kind, item.name), "equal"), ("copied", ""))
+            within = "config.json" if item.kind == "config key" else item.name
+            yield SourceItem(item.name, f"unread {item.kind}", fate, self.excused(within) or how)
+
+    # --- files --------------------------------------------------------------------------------
+
+    def file(self, name: str, kind: str) -> SourceItem:
+        """Return what became of a companion file."""
+        if name in self._texts:
+            same = self._texts[name] == self._stated.get(name)
+            return SourceItem(name, kind, "copied" if same else "transformed",
+                         "" if same else "says what the copy is")  # fmt: skip
+        made = self._made_of(name, kind)
+        if made:
+            return SourceItem(name, kind, "transformed", made)
+        why = self.excused(name)
+        return SourceItem(
+            name, kind, "dropped" if why else "lost", why or "the copy has no such file"
+        )
+
+    def _made_of(self, name: str, kind: str) -> str:
+        """Return what of the copy says the same as a file that it does not hold; "" for nothing."""
+        from aprfmt.tokenizer.carriers import has_tokenizer
+
+        if kind == "tokenizer" and has_tokenizer(self.copy.carried):
+            return "the copy's vocabulary"
+        if kind == "template" and stated_template(self.copy) is not None:
+            return "the copy's chat template"
+        if name == "config.json" and (self.copy.config is not None or self.roles):
+            return "the copy's hyperparameters"
+        if name == "hf_quant_config.json" and not any(
+            view.encoding.startswith("MODELOPT") for view in self.copy.values()
+        ):
+            return "in the encodings of the copy"
+        return ""
+
+
+def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
+    """Return the copy's tensors by role; by the source's architecture where it names none."""
+    try:
+        return copy.roles
+    except ArchError:
+        pass
+    from aprfmt.arch.binding import bind_names
+
+    try:
+        groups = bind_names(source.spec, copy.style or "", tuple(copy)).groups
+    except ArchError:
+        return {}
+    return {
+        key: View(*(copy[name].stored[0] for name in group.stored))
+        for group in groups
+        for key in group.roles
+    }
+
+
+def _licence(model: Model, key: str) -> Any:
+    """Return what a key says, or what is kept of it from a GGUF; None without it."""
+    stated = foreign(model).get(key)
+    found = stated[1] if isinstance(stated, list) and len(stated) == 2 else None
+    value = model.metadata.get(key, found)
+    return value if isinstance(value, str) or not hasattr(value, "tolist") else value.tolist()
+
+
+def _texts_of(model: Model) -> Mapping[str, str]:
+    """Return the text files of a folder, or those that a file of ours carries."""
+    if model.folder is not None:
+        return model.folder.texts
+    found = dict(model.carried.texts)
+    kept = {"config.json": model.metadata.get("aprfmt.hf_config"),
+            "tokenizer.json": model.carried.tokenizer_json()}  # fmt: skip
+    return {**found, **{name: text for name, text in kept.items() if isinstance(text, str)}}
+
+
+def omissions_by_flag(
+    source: Model, drops: Drops, *, files_too: bool, removed: Sequence[str]
+) -> dict[str, str]:
+    """Return what a conversion leaves out of a source by its flags, name -> flag.
+
+    `files_too`: the container alone is copied, so that no file is. `removed` are keys that are
+    taken out by their names, that of the small files perhaps. What an earlier conversion left out
+    of the source, which says so, stays said.
+    """
+    told = {} if RECORD in removed else _record(source)
+    found = {name: str(flag) for name, flag in told.items()}
+    for name in embedded_files(source):
+        keys = [key for key in removed if key == name or key.startswith(KEYS.get(name, name))]
+        if keys:
+            found[name] = f"--remove {keys[0]}"
+        elif files_too:
+            found[name] = ALONE
+    every = spellings_by_name(source) if drops else {}
+    for name, view in source.items() if drops else ():
+        spellings = (name, *view.names, *every.get(name, ()))
+        whole = any(match(each) for match in drops for each in spellings)
+        stored = [one.info.name for one in view.parts.values() or view.stored]
+        gone = (each for each in stored if whole or any(match(each) for match in drops))
+        found.update(dict.fromkeys(gone, "--drop"))
+    there = [path.name for path in folder_files(source) if not path.is_dir()]
+    unread = {name for name in there if file_row(name).reading == "unread"}
+    for name in (*sidecar_names(source), *sorted(unread - {*sidecar_names(source)})):
+        if any(match(name) for match in drops):
+            found[name] = "--drop"
+        elif files_too:
+            found[name] = ALONE
+        elif FILES_KEY in removed and name not in unread:
+            found[name] = REMOVED
+    return found
+
+
+def record_text(found: Mapping[str, str]) -> str:
+    """Return the record as it stands in metadata."""
+    return json.dumps(dict(found), ensure_ascii=False, sort_keys=True)
+
+
+def check_files(source: Model, left_out: Mapping[str, str]) -> None:
+    """Raise ConversionError for files beside the weights that would be lost without a flag."""
+    from aprfmt.tokenizer.carriers import has_tokenizer
+
+    def fate(name: str, kind: str) -> SourceItem:
+        carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
+        return SourceItem(name, kind, "copied" if carried or name in left_out else "lost")
+
+    lost = [entry for entry in sidecar_items(source, fate) if entry.fate == "lost"]
+    if lost:
+        raise ConversionError(
+            f"{source.path}: {describe_losses(lost)} would not be in the copy: no output holds "
+            f"such a file; say so with --drop {lost[0].name}, and take it along yourself"
+        )
+
+
+def balanced_account(copy: Model, source: Model, left_out: Mapping[str, str]) -> Account:
+    """Return the account of a conversion; ConversionError where something of the source is lost."""
+    found = account_for_source(copy, source, lambda name: left_out.get(name, ""))
+    scales = [entry for entry in found.lost if entry.how == _INPUTS_GONE]
+    if scales and len(scales) == len(found.lost):
+        matches = (OF_INPUTS.search(entry.name) for entry in scales)
+        ends = dict.fromkeys(match[0] for match in matches if match)
+        raise ConversionError(
+            f"{source.path}: {describe_losses(scales)} would be lost: they are scales of "
+            "activations, and the weights of the copy have none; leave them out with "
+            + " ".join(f"--drop '*{end}'" for end in ends)
+        )
+    if found.lost:
+        raise ConversionError(
+            f"{copy.path}: {len(found.lost)} of {len(found.entries)} things of the source are "
+            "neither copied, nor transformed, nor dropped by a flag: "
+            f"{describe_losses(found.lost)}; report it as a bug"
+        )
+    return found

@@ -1,0 +1,87 @@
+"""Counts how re-encoding changed values."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.codecs import codec, native_kernels
+from aprfmt.codecs.base import Codec
+from aprfmt.codecs.parallel import run, split
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array, Bytes
+
+
+def _plain(before: "Array", after: "Array") -> bool:
+    """Say whether two chunks are float32 of one shape, in order."""
+    return before.shape == after.shape and all(
+        one.dtype == np.float32 and one.flags.c_contiguous for one in (before, after)
+    )
+
+
+def is_block_encoding(encoding: str) -> bool:
+    """Say whether an encoding's kernel alone decodes its bytes: blocks with nothing beside them."""
+    kind = type(codec(encoding))
+    return all(
+        getattr(kind, name) is getattr(Codec, name) for name in ("decode_native", "main", "finish")
+    )
+
+
+@dataclass
+class ChangeCounts:
+    """How re-encoding changed the values of one tensor."""
+
+    changed: int = 0
+    overflowed: int = 0
+    underflowed: int = 0
+
+    def join(self, other: "ChangeCounts") -> None:
+        """Add what was counted of another part of the tensor."""
+        self.changed += other.changed
+        self.overflowed += other.overflowed
+        self.underflowed += other.underflowed
+
+    def add_encoded(
+        self, before: "Array", encoding: str, data: "Bytes", block_size: int, threads: int
+    ) -> bool:
+        """Count what encoding a chunk changed, keeping nothing decoded; False where that is not so.
+
+        Then a kernel that decodes these blocks and no more is missing.
+        """
+        native = native_kernels()
+        plain = before.dtype == np.float32 and before.flags.c_contiguous
+        if native is None or not plain or not is_block_encoding(encoding):
+            return False
+        values, view = before.reshape(-1), memoryview(data)
+        width = len(view) // max(1, -(-values.size // block_size))
+        found: list[tuple[int, int, int]] = []
+
+        def part(start: int, stop: int) -> None:
+            blocks = view[start // block_size * width : -(-stop // block_size) * width]
+            found.append(native.changes_of(encoding, values[start:stop], blocks))
+
+        try:
+            parts = split(values.size, block_size, threads)
+            run([partial(part, start, stop) for start, stop in parts], threads)
+        except KeyError:
+            return False
+        for counted in found:
+            self.join(ChangeCounts(*counted))
+        return True
+
+    def add(self, before: "Array", after: "Array") -> None:
+        """Count one chunk; NaN stays equal to NaN."""
+        native = native_kernels()
+        if native is not None and _plain(before, after):
+            changed, overflowed, underflowed = native.changes(before, after)
+            self.join(ChangeCounts(changed, overflowed, underflowed))
+            return
+        differs = before != after
+        if not differs.any():
+            return
+        differs &= ~(np.isnan(before) & np.isnan(after))
+        self.changed += int(differs.sum())
+        self.overflowed += int((np.isfinite(before) & ~np.isfinite(after)).sum())
+        self.underflowed += int(((before != 0) & (after == 0)).sum())

@@ -1,0 +1,249 @@
+"""Chooses the encoding of every output: what the user asks for, and what the target can hold."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.arch.layout_steps import Transposed
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.arch.spec import F32_ROLES
+from aprfmt.base.encoding_names import find_name, nearest_names, unknown_name_message
+from aprfmt.base.encodings import ENCODINGS, find_encoding
+from aprfmt.base.protocols import Note, TensorInfo
+from aprfmt.codecs import codec, encode, writable
+from aprfmt.conversion.dialects import LatestGrid, dialect_writer, make_dialect_weight
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
+from aprfmt.conversion.packed_weights import (
+    DTYPES,
+    Claimed,
+    LatestParts,
+    PackedPart,
+    PackedWeight,
+    has_companions,
+    weight_dtype,
+)
+from aprfmt.conversion.restoration_record import target_steps
+from aprfmt.errors import ConversionError
+from aprfmt.formats import FormatSpec
+from aprfmt.model import Model
+from aprfmt.model.patterns import select
+from aprfmt.model.resolve import spellings
+from aprfmt.quantizing.mixture import SCHEMES, deciding_name, is_quantized
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+
+def choose_encodings(
+    outputs: list[Output], model: Model, target: FormatSpec, options: Options,
+    reasons: Mapping[str, str],
+) -> list[Output]:  # fmt: skip
+    """Give every output its encoding: the source's, unless the user or the target changes it.
+
+    Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
+    for vectors, the source's own. `reasons` say why packed weights were not repacked.
+    """
+    asked = [options.encoding, *(e for _, e in options.tensor_encodings)]
+    for wished in asked:
+        if wished is not None and wished not in ENCODINGS:
+            raise ConversionError(_no_encoding(wished))
+    every = spellings(model) if options.tensor_encodings else {}
+    names = [(*output.spellings, *every.get(output.role, ())) for output in outputs]
+    explicit: dict[int, str] = {}
+    for pattern, wished in options.tensor_encodings:
+        for i in select(names, [pattern], str(model.path)):
+            explicit[i] = wished
+    chosen: list[Output] = []
+    refused: list[str] = []
+    asked_for = False
+    writer = dialect_writer(options)
+    written = "" if writer is None else writer.encoding
+    for i, output in enumerate(outputs):
+        wished = explicit.get(i) or _wish(output, options)
+        if wished is None:
+            wished = output.source_encoding
+            widened = target.vectors_f32 and not options.generic
+            if widened and _is_vector(output) and wished in PLAIN_FLOATS:
+                wished = "F32"
+        if wished not in (output.source_encoding, written) and (
+            not find_encoding(wished).known or (wished in asked and not codec(wished).has_encoder)
+        ):
+            raise ConversionError(_not_written(output.info.name, wished))
+        if wished == written:
+            holds = target.holds(find_encoding("U8"))
+        else:
+            kept = wished == output.source_encoding and stores_as_bytes(model, target, options)
+            holds = _held(wished, target) or kept
+        if not holds:
+            asked_for = asked_for or wished != output.source_encoding
+            refused.append(f"{output.info.name} ({_why(wished, output, reasons)})")
+            continue
+        if wished == written:
+            output = _turned(output, model, target)
+        chosen.append(replace(output, info=_info(output.info, wished, written)))
+    if refused:
+        raise ConversionError(
+            f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
+            f"{', '.join(refused[:3])}{' ...' if len(refused) > 3 else ''}; "
+            + (
+                "choose a type that it has (GGUF: Q4_K_M and its kind, safetensors: NF4, FP4 and "
+                "dialects), or write APR, which holds them all"
+                if asked_for
+                else "decode or requantize them with --encoding (F32 keeps every value) or "
+                "--tensor PATTERN=ENCODING"
+            )
+        )
+    return chosen
+
+
+def _info(info: TensorInfo, wished: str, written: str) -> TensorInfo:
+    """Return an output's facts in the encoding it is given; a dialect's size is its tensors'."""
+    if wished == written:
+        return TensorInfo(info.name, info.shape, wished, 0, 0, None)
+    return info if wished == info.encoding else make_info(info.name, info.shape, wished)
+
+
+def _not_written(name: str, wished: str) -> str:
+    """Return the sentence for an encoding that nothing here can be stored in."""
+    row = find_encoding(wished)
+    if row.known:
+        near = ", ".join(nearest_names(wished, writable()))
+        return f"{name}: {wished} is read and copied, not written here; near names: {near}"
+    removed = row.removed
+    return (
+        f"{name}: {wished} is not written here: "
+        f"{removed or 'a dialect is the type of a whole model'}; choose an encoding that is, Q8_0 "
+        "or NF4 for example (aprfmt explain encoding)"
+        + ("" if removed else ", or a dialect with --type (aprfmt quantize --help)")
+    )
+
+
+def _why(wished: str, output: Output, reasons: Mapping[str, str]) -> str:
+    """Return an encoding that is refused, with what stands against repacking it, if anything."""
+    why = next((reasons[s.info.name] for s in output.sources if s.info.name in reasons), "")
+    return f"{wished}; {why}" if why else wished
+
+
+def _no_encoding(wished: str) -> str:
+    """Return the sentence for a name that is not an encoding of tensors."""
+    mixture = find_name(wished, SCHEMES)
+    if mixture is not None:
+        return (
+            f"{wished}: is a mixture of several encodings; choose one of them here "
+            f"({SCHEMES[mixture].base}), or the mixture with quantize --type {mixture}"
+        )
+    return f"{wished}: {unknown_name_message(wished, writable())}"
+
+
+def _asked(output: Output) -> str:
+    """Return the name under which a mixture or an importance matrix has an output."""
+    return output.role or deciding_name(output.spellings)
+
+
+def column_importances(output: Output, options: Options) -> Any:
+    """Return the importances of an output's columns, or None."""
+    if options.importance is None or not is_quantized(output.encoding):
+        return None
+    return options.importance(_asked(output))
+
+
+def _wish(output: Output, options: Options) -> str | None:
+    if options.choose is not None:
+        return options.choose(_asked(output), output.info.shape, output.source_encoding)
+    wished = options.encoding
+    if wished is None or (ENCODINGS.get(output.source_encoding) or find_encoding("F32")).numpy in (
+        "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
+        "complex64",
+    ):  # fmt: skip
+        return None
+    return wished if wished in PLAIN_FLOATS or not _is_vector(output) else None
+
+
+def stores_as_bytes(model: Model, target: FormatSpec, options: Options) -> bool:
+    """Say whether a target stores encodings it has no code for: in copies of bytes."""
+    return target.keeps and (options.generic or model.format == target.name)
+
+
+def _held(name: str, target: FormatSpec) -> bool:
+    """Say whether a target can hold an encoding: by a code, carried, or as several tensors."""
+    if target.holds(find_encoding(name)) or target.carries:
+        return True
+    return has_companions(name) and target.holds(find_encoding("U8"))
+
+
+def check_importance(plan: Plan, options: Options) -> None:
+    """Raise ConversionError if an importance matrix has wrong sizes; note tensors it lacks."""
+    if options.importance is None:
+        return
+    without = []
+    for output in plan.outputs:
+        if output.copies or not is_quantized(output.encoding):
+            continue
+        found, shape = column_importances(output, options), output.info.shape
+        if found is None:
+            without.append(output.info.name)
+            continue
+        columns = shape[-1] * (shape[0] if len(shape) == 3 else 1)
+        if found.size not in (columns, shape[-1]):
+            raise ConversionError(
+                f"{output.info.name}: the importance matrix has {found.size} columns, the tensor "
+                f"{columns}; was it made for another model?"
+            )
+    if without:
+        shown = ", ".join(without[:3]) + (" ..." if len(without) > 3 else "")
+        text = f"says nothing about {len(without)} tensors, which are quantized without: {shown}"
+        where = str(options.imatrix or "importance matrix")
+        plan.notes.append(Note("warning", where, text, "imatrix_gaps"))
+
+
+def split_into_parts(
+    outputs: list[Output], model: Model, target: FormatSpec, options: Options
+) -> list[Output]:
+    """Replace every weight whose encoding has companions by its stored parts."""
+    latest, sources, writer = LatestParts(), LatestGrid(), dialect_writer(options)
+    found: list[Output] = []
+    for output in outputs:
+        packed: PackedWeight
+        if writer is not None and output.info.encoding == writer.encoding:
+            dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
+            packed = make_dialect_weight(output, writer, options, DTYPES[dtype], sources)
+        elif output.copies or not has_companions(output.info.encoding):
+            found.append(output)
+            continue
+        else:
+            packed = _claimed(output, model, target, options, latest)
+        main = f"{packed.name}@{packed.encoding}" if target.carries else packed.name
+        for suffix, info in packed.infos(main).items():
+            made = replace(output, info=info, runs=None, part=PackedPart(packed, suffix))
+            found.append(replace(made, spellings=(info.name,), role="") if suffix else made)
+    return found
+
+
+def _claimed(
+    output: Output, model: Model, target: FormatSpec, options: Options, latest: LatestParts
+) -> Claimed:
+    dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
+    output, name = _turned(output, model, target), output.info.encoding
+    wishes = {**options.packing, "dtype": dtype}
+
+    def pack(values: "Array") -> Mapping[str, bytes]:
+        return encode(name, values, fma=options.fma, options=wishes)
+
+    return Claimed(output.info.name, name, output.info.shape, output.make, pack, latest)
+
+
+def _turned(output: Output, model: Model, target: FormatSpec) -> Output:
+    """Return a weight as [out, in], as packed ones are stored; see binding.bind_packed."""
+    roles = [key for key in output.spellings if key in model.roles]
+    if not any(isinstance(step, Transposed) for step in target_steps(model, target, roles)):
+        return output
+    *stack, rows, columns = output.info.shape
+    make, info = output.make, replace(output.info, shape=(*stack, columns, rows))
+    return replace(output, info=info, make=lambda: make().swapaxes(-1, -2).copy(), runs=output.rows)
+
+
+def _is_vector(output: Output) -> bool:
+    """Say whether ggml's readers expect this tensor as F32: 1-D, norms, routers, positions."""
+    name = split_key(output.role)[1]
+    return len(output.info.shape) <= 1 or name.rpartition(".")[0].endswith(F32_ROLES)

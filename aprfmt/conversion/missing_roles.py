@@ -1,0 +1,96 @@
+"""Required tensors missing in a conversion's source or output: an error, or recorded."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aprfmt.arch.binding import bind_names
+from aprfmt.arch.required_roles import collapse_roles
+from aprfmt.base.protocols import Note
+from aprfmt.conversion.options import Drops, Options
+from aprfmt.errors import ArchError, ConversionError
+from aprfmt.model import Model
+from aprfmt.model.completeness import RECORD, accepted_text, record, refuse_incomplete
+
+if TYPE_CHECKING:
+    from aprfmt.conversion.metadata import CarriedMetadata
+    from aprfmt.conversion.outputs import Plan
+    from aprfmt.model.resolve import Resolution
+
+
+def check_complete(
+    model: Model, options: Options, drops: Drops, *, known: bool, copied: bool = False
+) -> None:
+    """Raise ConversionError if required tensors are missing that neither file nor user accepts.
+
+    `drops` say which roles --drop leaves out. `known`: an unknown architecture is an error;
+    otherwise such a model is not checked. `copied`: packed weights that are not decoded here are
+    no obstacle.
+    """
+    resolution = _resolution(model, options, known=known)
+    if resolution is None:
+        if model.unread is not None and not copied:
+            raise ConversionError(f"{model.path}: {model.unread.refusal}")
+        return
+    found = resolution.coverage
+    missing = tuple(
+        key
+        for key in found.missing
+        if not any(match(key) for match in drops)
+        and not (copied and key in resolution.unread_roles)
+    )
+    left = replace(resolution, coverage=replace(found, missing=missing))
+    refuse_incomplete(left, model.path, ConversionError)
+
+
+def missing_output_roles(
+    model: Model, plan: "Plan", options: Options, drops: Drops
+) -> tuple[str, ...]:
+    """Return the required roles missing in the output, and add a note to the plan."""
+    resolution = _resolution(model, options)
+    if resolution is None:
+        return ()
+    found = resolution.coverage
+    lost = {*found.accepted, *(key for key in found.missing if any(match(key) for match in drops))}
+    lost |= _roles_of(resolution, plan)
+    said = accepted_text(resolution)
+    if said:
+        plan.notes.append(Note("warning", str(model.path), said, "accepted_missing"))
+    return tuple(key for key in found.required if key in lost)
+
+
+def _resolution(model: Model, options: Options, *, known: bool = False) -> "Resolution | None":
+    """Return the model's resolution; None if not needed, or if the architecture is unknown."""
+    if options.arch == "none" or not options.complete:
+        return None
+    try:
+        return model.resolution
+    except ArchError:
+        if known:
+            raise
+        return None
+
+
+def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
+    """Return the roles of the dropped tensors, also those of which a part is kept."""
+    if not plan.dropped or plan.style is None:
+        return set()
+    bound = bind_names(resolution.spec, plan.style, plan.dropped)
+    return {key for group in bound.groups for key in group.roles} | set(bound.incomplete)
+
+
+def record_missing_roles(
+    carried: "CarriedMetadata", model: Model, plan: "Plan", options: Options
+) -> tuple[str, ...]:
+    """Record in the output's metadata the roles missing on purpose; return them.
+
+    The source's record is removed if nothing is missing any more.
+    """
+    resolution = _resolution(model, options)
+    if resolution is None:
+        return ()
+    required = resolution.coverage.required
+    if plan.absent:
+        carried.metadata[RECORD] = record(plan.absent, required)
+    else:
+        carried.metadata.pop(RECORD, None)
+    return collapse_roles(plan.absent, required)

@@ -1,0 +1,115 @@
+"""Outputs that pass through under their own names, packed weights with them."""
+
+from dataclasses import replace
+from functools import partial
+
+from aprfmt.arch.layout_steps import Transposed
+from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import LazyTensor, TensorInfo
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.outputs import Output, make_info
+from aprfmt.conversion.packed_weights import has_companions
+from aprfmt.conversion.repacking import Repacking
+from aprfmt.formats import FormatSpec
+from aprfmt.model import Model
+from aprfmt.model.patterns import select
+from aprfmt.model.resolve import spellings_by_name
+from aprfmt.quantizing.mixture import deciding_name
+from aprfmt.tensors.runs import ByteRun
+from aprfmt.tensors.view import decode_tensor
+
+
+def stored_output(tensor: LazyTensor, name: str = "") -> Output:
+    """Pass one stored tensor through under its own (or the given) name."""
+    info = tensor.info
+    name = name or info.name
+    out = TensorInfo(name, info.shape, info.encoding, 0, info.nbytes, info.row_bytes)
+    runs = None if tensor.parts else [ByteRun(tensor, 0, info.nbytes)]
+    return Output(
+        out,
+        info.encoding,
+        runs,
+        partial(decode_tensor, tensor),
+        (name, info.name),
+        sources=(tensor,),
+        decodes=tensor.packed,
+    )
+
+
+def transposed_output(tensor: LazyTensor) -> Output:
+    """Write one stored tensor with its last two axes exchanged, in its own encoding."""
+    info = tensor.info
+    shape = (*info.shape[:-2], info.shape[-1], info.shape[-2])
+    return Output(
+        make_info(info.name, shape, info.encoding),
+        info.encoding,
+        None,
+        lambda: decode_tensor(tensor).swapaxes(-1, -2),
+        (info.name,),
+        steps=(str(Transposed()),),
+        sources=(tensor,),
+    )
+
+
+def joined_output(
+    model: Model, target: FormatSpec, options: Options, repacking: Repacking
+) -> list[Output]:
+    """Pass through with companions joined, so that a packed weight can be re-encoded as one.
+
+    A packed weight that is not re-encoded passes through as its stored parts.
+    """
+    roles = model.roles_of
+    wanted = _requested(model, options)
+    names = packed_names(model, target)
+    outputs: list[Output] = []
+    shared: set[str] = set()  # parts that several weights have, and that are written once
+    for name, tensor in model.items():
+        held = all(target.holds(find_encoding(p.info.encoding)) for p in tensor.parts.values())
+        if tensor.parts and name not in wanted and (held or target.carries):
+            stored = [(part, part.info.name) for part in tensor.parts.values()
+                      if part.info.name not in shared]  # fmt: skip
+            shared.update(at for _, at in stored)
+            outputs += [stored_output(part, names.get(at, at)) for part, at in stored]
+            continue
+        output = stored_output(repacking.of(tensor.stored[0]))
+        keys = roles.get(name, ())
+        role = keys[0] if len(keys) == 1 else ""
+        outputs.append(replace(output, spellings=(name, *keys), role=role))
+    return outputs
+
+
+def packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
+    """Return new names for the main parts of packed weights.
+
+    If a format has no code for a packed encoding, the main part is named `WEIGHT@NF4`, so that a
+    foreign reader does not find the weight instead of misreading its bytes; otherwise WEIGHT.
+    """
+    found = {}
+    for name, tensor in model.items():
+        if tensor.parts and has_companions(tensor.encoding):
+            main = tensor.parts[""].info.name
+            found[main] = f"{name}@{tensor.encoding}" if target.carries else name
+    return found
+
+
+def _requested(model: Model, options: Options) -> set[str]:
+    if options.encoding:
+        return set(model)
+    names = list(model)
+    if options.choose:
+        roles = model.roles_of
+        asked = [deciding_name((*roles.get(name, ()), name)) for name in names]
+        chosen = [
+            options.choose(name, tensor.shape, tensor.encoding)
+            for name, tensor in zip(asked, model.values(), strict=True)
+        ]
+        return {
+            name
+            for name, wished in zip(names, chosen, strict=True)
+            if wished not in (None, model[name].encoding)
+        }
+    patterns = [pattern for pattern, _ in options.tensor_encodings]
+    if not patterns:
+        return set()
+    every = list(spellings_by_name(model).values())
+    return {names[i] for i in select(every, patterns, str(model.path))}

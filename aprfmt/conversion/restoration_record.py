@@ -1,0 +1,74 @@
+"""Fills a plan's restoration record: which roles were widened, and bits that narrowing loses."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aprfmt.arch.draft_head import stored_groups
+from aprfmt.arch.element_moves import to_logical, to_stored
+from aprfmt.arch.spec import LayoutStep
+from aprfmt.base.encodings import find_encoding
+from aprfmt.codecs import encode
+from aprfmt.conversion.outputs import PLAIN_FLOATS, Plan
+from aprfmt.formats import FormatSpec
+from aprfmt.model import Model
+from aprfmt.tensors.view import View
+
+
+def record_restoration(model: Model, target: FormatSpec, plan: Plan) -> None:
+    """Record every role whose values the target stores in a wider or shifted form.
+
+    Only float types are recorded: quantized sources keep their encoding, or the user asked for a
+    lossy conversion.
+    """
+    if not target.vectors_f32:
+        _record_stored(model, plan)
+        return
+    for output in plan.outputs:
+        if output.copies or not output.role or output.info.encoding != "F32":
+            continue
+        tensor = model.roles.get(output.role)
+        if tensor is None or output.source_encoding not in ("F16", "BF16", "F32"):
+            continue
+        group = target_steps(model, target, [output.role])
+        if output.source_encoding == "F32" and not group:
+            continue
+        _record_one(plan, output.role, output.source_encoding, tensor, group, model)
+
+
+def _record_stored(model: Model, plan: Plan) -> None:
+    """Record the source's stored bits if its value-changing steps cannot be repeated exactly."""
+    for output in plan.outputs:
+        tensor = model.roles.get(output.role) if output.role else None
+        if tensor is None or tensor.moves is not None or tensor.encoding != "F32":
+            continue
+        stored = [
+            np.frombuffer(part.raw(), "<f4").reshape(part.info.shape) for part in tensor.stored
+        ]
+        if len(stored) != 1:
+            continue
+        logical = to_logical(tensor.layout, stored, model.hyper)
+        arrays = to_stored(tensor.layout, logical, model.hyper)
+        again = np.ascontiguousarray(arrays[0], "<f4")
+        plan.restoration.record_stored(output.role, stored[0].view("<u4"), again.view("<u4"))
+
+
+def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tuple[LayoutStep, ...]:
+    """Return the steps between a target's stored tensor and the roles it holds."""
+    for group in stored_groups(model.spec, target.style, roles, model.hyper):
+        return group.binding.steps
+    return ()
+
+
+def _record_one(
+    plan: Plan, role: str, name: str, tensor: View, steps: tuple[LayoutStep, ...], model: Model
+) -> None:
+    assert name in PLAIN_FLOATS
+    logical = np.asarray(tensor.numpy(), np.float32)
+    size = find_encoding(name).type_size
+    # Not encode(logical) where there are bytes: rounding would make signalling NaNs quiet.
+    held = tensor.restored or tensor.data is not None
+    bits = np.frombuffer(tensor.raw() if held else encode(name, logical)[""], f"<u{size}")
+    arrays = to_logical(steps, to_stored(steps, [logical], model.hyper), model.hyper)
+    narrowed = np.frombuffer(encode(name, np.asarray(arrays[0], np.float32))[""], f"<u{size}")
+    plan.restoration.record(role, name, bits, narrowed)

@@ -1,0 +1,496 @@
+"""In which order, and by which threads, the tensors of an output are written.
+
+One after the other, on several workers (`WorkerPool`), or in the order in which a fetched source
+holds them (`write_in_source_order`), so that it is read once. The bytes are the same each time.
+
+Kernels, numpy and the system let go of the interpreter, so the workers are threads. They make and
+write pieces of tensors in any order, as far ahead as BUDGET allows; what follows from a tensor that
+is whole (the journal's line, reading it back) is done by the thread that hands out.
+"""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Self
+
+from aprfmt.base.columns import Columns
+from aprfmt.base.crc import crc32
+from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import ByteSource, TensorInfo
+from aprfmt.conversion.change_counts import ChangeCounts
+from aprfmt.conversion.encoding_choice import column_importances
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.outputs import Output, stored_parts
+from aprfmt.conversion.run import (
+    BAND,
+    CHUNK,
+    WINDOW,
+    RowPiece,
+    WrittenTensor,
+    check_overflow,
+    copied_bytes,
+    count_lost_codes,
+    decoded_pieces,
+    encode_piece,
+    output_chunks,
+    recodable_rows,
+)
+from aprfmt.errors import ConversionError
+from aprfmt.formats.crc_combine import combine_crcs
+from aprfmt.formats.mapped_file import MemoryTensor, in_mapped_file
+from aprfmt.formats.output_file import OutputFile
+from aprfmt.formats.sequential import FILES, DeferredSlot, SequentialSink
+from aprfmt.remote.paths import is_remote
+from aprfmt.tensors.runs import ByteRun, RunBytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aprfmt.base.protocols import LazyTensor, Sink, Source
+    from aprfmt.conversion.outputs import Plan
+    from aprfmt.conversion.verification import Verifier
+    from aprfmt.formats.resumable_output import ResumableFileSet
+
+
+_SMALL = 64 << 10  # bytes of a tensor that a plan may read: norms, biases, scales
+_GAP = 64 << 10  # bytes between tensors that are fetched with them
+_RANGES = 32  # of what lies together in a file, that are announced
+_IN_MEMORY = 256 << 20  # bytes of a tensor whose rows change places, which is fetched whole
+
+
+def prefetch_small_tensors(source: "Source") -> None:
+    """Fetch and keep the small tensors of files that lie elsewhere, which a plan reads one by one.
+
+    What was read around each of them would be fetched again when the large ones are written.
+    """
+    if not any(map(is_remote, source.files)):
+        return
+    from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
+
+    ranges: dict[RemoteFile, list[tuple[int, int]]] = {}
+    left = KEPT // 2
+    for tensor in source.tensors.values():
+        for part in stored_parts(tensor):
+            lies = part.lies()
+            if lies is None or not isinstance(lies[0], RemoteFile) or part.info.nbytes > _SMALL:
+                continue
+            left -= part.info.nbytes + GAP  # what lies between two is fetched with them
+            if left > 0:
+                ranges.setdefault(lies[0], []).append((lies[1], lies[1] + part.info.nbytes))
+    for file, found in ranges.items():
+        file.bring(found)
+
+
+def writes_in_source_order(sink: "Sink", outputs: Sequence[Output]) -> bool:
+    """Say whether tensors are written in the order of their source, whatever `--jobs` is."""
+    fits = isinstance(sink, SequentialSink) and len(sink.files) <= FILES
+    return fits and any(output.far for output in outputs)
+
+
+def write_in_source_order(
+    sink: SequentialSink,
+    infos: Sequence[TensorInfo],
+    held: "dict[str, tuple[Output, WrittenTensor]]",
+    files: "Sequence[Path]",
+    options: Options,
+    whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
+    kept: Callable[[TensorInfo], bool],
+) -> None:
+    """Write all outputs, each into the room that is left for it; `whole` is told of each.
+
+    `kept` says which an earlier run wrote, and leaves those as they are.
+    """
+    rooms = {info.name: sink.leave(info.name) for info in infos if not kept(info)}
+    numbers = {path: number for number, path in enumerate(files)}
+    every = sorted((held[name] for name in rooms), key=lambda row: _place(row[0], numbers))
+    coming = _ranges([tensor for output, _ in every for tensor in output.sources])
+    for output, record in every:
+        for file, _ in _places(output.sources):
+            for start, stop in coming.pop(file, ()):
+                file.expect(start, stop)
+        room = rooms[output.info.name]
+        at = crc = 0
+        for chunk in output_chunks(_brought(output), options, record):
+            view = memoryview(chunk)
+            room.place.put(at, view)
+            at, crc = at + view.nbytes, crc32(view, crc) if room.crc else 0
+        if at != room.place.nbytes:
+            raise ConversionError(
+                f"{output.info.name}: {at} bytes were made, {room.place.nbytes} were planned"
+            )
+        sink.filled(room, crc)
+        whole(output, record, room)
+
+
+def _ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int, int]]]:
+    """Return what will be read of each file, in order; what lies together is fetched together.
+
+    Each is announced when its first tensor is written: every file keeps what came ahead of it.
+    """
+    found: dict[ByteSource, list[tuple[int, int]]] = {}
+    for tensor in tensors:
+        for part in stored_parts(tensor):
+            lies = part.lies()
+            if lies is None:
+                continue
+            file, start = lies
+            stop = start + part.info.nbytes
+            ranges = found.setdefault(file, [])
+            if ranges and 0 <= start - ranges[-1][1] <= _GAP:
+                ranges[-1] = ranges[-1][0], stop
+            elif len(ranges) < _RANGES:
+                ranges.append((start, stop))
+    return found
+
+
+def _places(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int]]:
+    """Return the file of every stored part, and where in it the part begins."""
+    found = [part.lies() for tensor in tensors for part in stored_parts(tensor)]
+    return [lies for lies in found if lies is not None]
+
+
+def _brought(output: Output) -> Output:
+    """Return an output with all of its source in memory where that is rows in another order."""
+    first = output.runs[0].tensor if output.runs else None
+    if not isinstance(output.runs, Columns) or first is None or first.info.nbytes > _IN_MEMORY:
+        return output
+    if any(run.tensor is not first for run in output.runs) or first.makes:
+        return output
+    tensor = MemoryTensor(first.info, first.raw())
+    return replace(output, runs=[ByteRun(tensor, run.start, run.nbytes) for run in output.runs])
+
+
+def _place(output: Output, numbers: "dict[Path, int]") -> tuple[int, int]:
+    """Return the number of the source file and the place where an output's first bytes lie."""
+    places = [(numbers.get(file.path, -1), start) for file, start in _places(output.sources)]
+    return min(places, default=(-1, 0))
+
+
+BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
+HELD = 16  # bytes an element takes: read, decoded, encoded, read back
+RECODED = 4  # the same where a kernel does all of it
+LARGE = 4 * CHUNK  # elements of a tensor that is one piece, and made by all
+EACH = 4  # pieces handed out for each worker, at most
+AT_LEAST = 2  # workers: what lies in no file is made by one while the other writes
+
+
+@dataclass(frozen=True)
+class PlacedPiece:
+    """A piece that was written: its bytes, their checksum if it is needed, and what changed.
+
+    Or how many codes of a tensor do not come back, None where it has none; without `counts`.
+    """
+
+    nbytes: int = 0
+    crc: int = 0
+    counts: ChangeCounts | None = None
+    lost_codes: int | None = None
+
+
+@dataclass
+class _Begun:
+    """A tensor that workers write, and how much of it they have written."""
+
+    output: Output
+    written: WrittenTensor
+    room: DeferredSlot
+    nbytes: int = 0
+
+
+PieceWork = tuple[int, Callable[[], PlacedPiece]]
+GivesWork = Callable[[DeferredSlot], Iterator[PieceWork]]
+FileWork = Iterator[tuple[_Begun, PieceWork | None]]  # None behind a tensor's last piece
+
+
+class WorkerPool:
+    """Workers that write the outputs they are given; a context manager.
+
+    Of one job they write only what lies in no file: repacks, and parts of weights. Of several they
+    begin when all are given, and take a piece of each shard in turn, of as many shards as there are
+    workers: the system lets one at a time write into a file, and make its pages where it lies in
+    memory. `whole` is called for every tensor when all of it is written, in the order of a shard.
+    """
+
+    def __init__(
+        self,
+        sink: SequentialSink,
+        options: Options,
+        whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
+    ) -> None:
+        self._sink, self._options, self._whole = sink, options, whole
+        self._workers = max(options.jobs, AT_LEAST)
+        self._pool = ThreadPoolExecutor(self._workers, "aprfmt-jobs")
+        self._most = EACH * self._workers  # pieces that are handed out at a time
+        self._making = threading.Lock()
+        self._given: dict[OutputFile, list[tuple[_Begun, GivesWork]]] = {}
+        self._waiting: deque[tuple[_Begun, Future[PlacedPiece] | None]] = deque()
+        self._held = self._out = 0  # bytes, and pieces, that workers have
+        self._freed = threading.Condition()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def write(self, output: Output, written: WrittenTensor) -> bool:
+        """Have the next planned tensor written; False where the caller is to do that.
+
+        Raises what went wrong with an earlier one.
+        """
+        tasks = self._tasks(output)
+        if tasks is None:
+            return False
+        begun = _Begun(output, written, self._sink.leave(output.info.name))
+        self._given.setdefault(begun.room.place.file, []).append((begun, tasks))
+        if self._options.jobs == 1 or len(self._given) > FILES:
+            self._hand_out()
+        return True
+
+    def wait(self) -> None:
+        """Wait until everything is written; raises what went wrong."""
+        self._hand_out()
+        while self._waiting:
+            self._one()
+
+    def _hand_out(self) -> None:
+        """Give the workers all that was given, a piece of each file in turn."""
+        given, self._given = self._given, {}
+        files = map(_in_order, given.values())
+        turn = deque(islice(files, self._workers))
+        while turn:
+            file = turn.popleft()
+            begun, piece = next(file, (None, None))
+            if begun is None:
+                turn.extend(islice(files, 1))
+                continue
+            turn.append(file)
+            self._waiting.append((begun, None if piece is None else self._begin(*piece)))
+            while self._waiting and (self._waiting[0][1] is None or self._waiting[0][1].done()):
+                self._one()
+
+    def _begin(self, cost: int, work: Callable[[], PlacedPiece]) -> Future[PlacedPiece]:
+        """Give the workers a piece as soon as they have few enough, whichever they end first."""
+        with self._freed:
+            while self._out and (self._held + cost > BUDGET or self._out >= self._most):
+                self._freed.wait()
+            self._held += cost
+            self._out += 1
+        future = self._pool.submit(work)
+        future.add_done_callback(partial(self._free, cost))
+        return future
+
+    def _free(self, cost: int, _: Future[PlacedPiece]) -> None:
+        with self._freed:
+            self._held -= cost
+            self._out -= 1
+            self._freed.notify()
+
+    def _one(self) -> None:
+        """Wait for the oldest piece, or end the tensor that is whole with those before."""
+        begun, future = self._waiting.popleft()
+        if future is None:
+            self._end(begun)
+        else:
+            self._take(begun, future.result())
+
+    def _take(self, begun: _Begun, made: PlacedPiece) -> None:
+        written = begun.written
+        if made.counts is None:
+            begun.written.lost_codes = made.lost_codes
+            return
+        written.counts.join(made.counts)
+        check_overflow(begun.output, self._options, written.counts)
+        if self._summed(begun.output, begun.room):
+            written.crc = combine_crcs(written.crc, made.crc, made.nbytes)
+        begun.nbytes += made.nbytes
+
+    def _end(self, begun: _Begun) -> None:
+        output, planned = begun.output, begun.room.place.nbytes
+        if begun.nbytes != planned:
+            raise ConversionError(
+                f"{output.info.name}: {begun.nbytes} bytes were made, {planned} were planned"
+            )
+        if output.part is not None:
+            begun.written.counts = output.part.packed.counts
+        for tensor in output.sources:
+            tensor.drop()
+        self._sink.filled(begun.room, begun.written.crc)
+        self._whole(output, begun.written, begun.room)
+
+    def _summed(self, output: Output, room: DeferredSlot) -> bool:
+        """Say whether anybody asks for the checksum of what is written."""
+        read_back = self._options.verify and (
+            is_encoded(output) or output.made or output.part is not None
+        )
+        return read_back or self._options.resume or room.crc
+
+    def _tasks(self, output: Output) -> GivesWork | None:
+        """Return what gives the work on an output; None where one thread makes it, in order.
+
+        That thread takes all whose bytes are fetched from elsewhere, and where there is one job
+        what is copied, or encoded by several threads at a time.
+        """
+        here = all(map(in_mapped_file, output.sources))
+        if output.part is not None:
+            return partial(self._part, output) if here else None
+        if output.made:
+            return partial(self._made, output) if here else None
+        if self._options.jobs == 1:
+            return None
+        if is_encoded(output):
+            return partial(self._encoded, output)
+        return partial(self._copied, output) if here else None
+
+    def _part(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+        """Yield the work on one stored tensor of a weight; only one is made at a time."""
+        part, summed = output.part, self._summed(output, room)
+        assert part is not None
+
+        def work() -> PlacedPiece:
+            with self._making:
+                data = part.data()
+            room.place.put(0, data)
+            return PlacedPiece(len(data), crc32(data) if summed else 0, ChangeCounts())
+
+        yield output.info.nbytes, work
+
+    def _made(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+        """Yield the work on an output whose bytes are made, in bands that stay in the cache."""
+        assert output.runs is not None
+        data, summed = RunBytes(output.runs), self._summed(output, room)
+
+        def work(start: int, stop: int) -> PlacedPiece:
+            band = data.window(start, stop)
+            room.place.put(start, band)
+            if not data.reordered:
+                data.drop(start, stop)
+            return PlacedPiece(stop - start, crc32(band) if summed else 0, ChangeCounts())
+
+        for start in range(0, len(data), BAND):
+            yield BAND, partial(work, start, min(start + BAND, len(data)))
+
+    def _copied(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+        """Yield the work on an output whose bytes are copied."""
+        assert output.runs is not None
+        data, summed = RunBytes(output.runs), self._summed(output, room)
+        step = WINDOW // 4 if isinstance(output.runs, Columns) else WINDOW
+
+        def work(start: int, stop: int) -> PlacedPiece:
+            crc, at = 0, start
+            for window in copied_bytes(data, start, stop):
+                room.place.put(at, window)
+                crc, at = crc32(window, crc) if summed else 0, at + window.nbytes
+            data.drop(start, stop)
+            return PlacedPiece(stop - start, crc, ChangeCounts())
+
+        for start in range(0, len(data), step):
+            yield 0, partial(work, start, min(start + step, len(data)))
+
+    def _encoded(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+        """Yield the work on an output that is encoded, and on what that loses of packed codes."""
+        shape = output.info.shape
+        whole = math.prod(shape)
+        parts = list(decoded_pieces(output, CHUNK))
+        elements = whole if len(parts) == 1 else min(whole, CHUNK + shape[-1])
+        for piece in parts:
+            held = HELD if recodable_rows(output, piece) is None else RECODED
+            yield held * elements, self._work(output, room, piece, len(parts))
+        if any(tensor.packed is not None for tensor in output.sources):
+            yield HELD * CHUNK, partial(_lost, output)
+
+    def _work(
+        self, output: Output, room: DeferredSlot, piece: RowPiece, parts: int
+    ) -> Callable[[], PlacedPiece]:
+        """Return the work on a piece: one thread's, or every worker's on a large one."""
+        alone = parts == 1 and math.prod(output.info.shape) > LARGE
+        options = replace(self._options, threads=self._options.jobs if alone else 1)
+        width = find_encoding(output.info.encoding).row_bytes(output.info.shape) or 0
+        summed = self._summed(output, room)
+
+        def work() -> PlacedPiece:
+            data, counts = encode_piece(output, options, column_importances(output, options), piece)
+            room.place.put(piece.first * width, data)
+            return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
+
+        return work
+
+
+def _in_order(rows: Sequence[tuple[_Begun, GivesWork]]) -> FileWork:
+    """Yield the pieces of a file's tensors, and None behind the last of each."""
+    for begun, gives in rows:
+        for piece in gives(begun.room):
+            yield begun, piece
+        yield begun, None
+
+
+def _lost(output: Output) -> PlacedPiece:
+    return PlacedPiece(lost_codes=count_lost_codes(output))
+
+
+def is_encoded(output: Output) -> bool:
+    """Say whether an output is decoded and encoded, not copied or packed in several tensors."""
+    return output.part is None and not (output.copies and output.runs is not None)
+
+
+def write_tensors(
+    sink: "Sink",
+    infos: "Sequence[TensorInfo]",
+    plan: "Plan",
+    written: "list[WrittenTensor]",
+    options: Options,
+    begun: "ResumableFileSet | None",
+    verifier: "Verifier | None",
+    source_files: "Sequence[Path]",
+) -> None:
+    """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
+    from aprfmt.conversion.resume_state import journal_entry, skip_if_written
+
+    by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
+    total = sum(info.nbytes for info in infos)
+    done = 0
+
+    def told(output: "Output") -> None:
+        nonlocal done
+        done += output.info.nbytes
+        if options.progress is not None:
+            options.progress(done, total)
+
+    def whole(
+        output: "Output", record: "WrittenTensor", room: "DeferredSlot | None" = None
+    ) -> None:
+        if begun is not None:
+            begun.done(output.info.name, journal_entry(record))
+        if verifier is not None:
+            verifier.written(sink, output, record, room)
+        told(output)
+
+    def kept(info: "TensorInfo") -> bool:
+        output, record = by_name[info.name]
+        found = begun is not None and skip_if_written(sink, info, begun, record)
+        if found:
+            told(output)
+        return found
+
+    if isinstance(sink, SequentialSink) and writes_in_source_order(sink, plan.outputs):
+        write_in_source_order(sink, infos, by_name, source_files, options, whole, kept)
+        return
+    with ExitStack() as stack:
+        ahead = None
+        if isinstance(sink, SequentialSink):
+            ahead = stack.enter_context(WorkerPool(sink, options, whole))
+        for info in infos:
+            if kept(info):
+                continue
+            output, record = by_name[info.name]
+            if ahead is None or not ahead.write(output, record):
+                sink.write(info.name, output_chunks(output, options, record))
+                whole(output, record)
+        if ahead is not None:
+            ahead.wait()

@@ -1,0 +1,128 @@
+"""What a source has beside its tensors: files of its folder, or what a file keeps in its keys."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aprfmt.arch.spec import ArchSpec
+from aprfmt.errors import AprfmtError, OutputError
+from aprfmt.formats import FORMATS
+from aprfmt.model import Model
+from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
+from aprfmt.model.hf_folder import read_text
+from aprfmt.model.sidecar_files import companion_kind
+from aprfmt.remote.paths import is_remote
+
+VOCABULARY, TEMPLATE = "vocabulary", "chat template"  # in a file's keys
+KEYS = {VOCABULARY: "tokenizer.", TEMPLATE: "tokenizer.chat_template"}
+
+
+def sidecar_names(source: Model) -> Sequence[str]:
+    """Return the names of a model's files beside the weights, or of those a file of ours carries.
+
+    Other files of the same folder are nobody's business: outputs of other runs come and go there.
+    """
+    if source.folder is None:
+        return sorted(source.carried.texts)
+    names = set(source.folder.texts)
+    if not is_remote(source.folder.path):
+        beside = (path.name for path in source.folder.path.iterdir() if path.is_file())
+        names.update(filter(companion_kind, beside))
+    return sorted(names - {path.name for path in source.source.files})
+
+
+def embedded_files(source: Model) -> Mapping[str, str]:
+    """Return what a file keeps in its keys where a folder has files: what it is, and its kind."""
+    from aprfmt.tokenizer.carriers import has_tokenizer
+
+    if source.folder is not None:
+        return {}
+    found = {VOCABULARY: "tokenizer"} if has_tokenizer(source.carried) else {}
+    if stated_template(source) is not None:
+        found[TEMPLATE] = "template"
+    every = dict.fromkeys((*source.metadata, *foreign(source)))
+    licences = [key for key in every if key.startswith("general.license")]
+    return {**found, **dict.fromkeys(licences, "licence")}
+
+
+def drop_files(
+    metadata: dict[str, Any], texts: dict[str, str], names: Sequence[str], where: str
+) -> None:
+    """Take files out of what a copy has of them: its texts, and those that its keys carry."""
+    for name in names:
+        texts.pop(name, None)
+    text = metadata.get(FILES_KEY)
+    if names and isinstance(text, str):
+        held = json_object(text, where)
+        left = {name: held[name] for name in held if name not in names}
+        metadata[FILES_KEY] = json.dumps(left, ensure_ascii=False)
+
+
+def stated_template(model: Model) -> str | None:
+    """Return the chat template, as it is stated; None without one that can be read."""
+    try:
+        return model.carried.chat_template()
+    except AprfmtError:
+        return None
+
+
+def config_text(model: Model) -> str | None:
+    """Return config.json verbatim if its text is available, else the parsed object as JSON."""
+    if model.folder is not None and "config.json" in model.folder.texts:
+        return model.folder.texts["config.json"]
+    texts = model.carried.texts
+    if "config.json" in texts:
+        return texts["config.json"]
+    if model.config is None:
+        return None
+    return json.dumps(dict(model.config), indent=2, ensure_ascii=False) + "\n"
+
+
+def own_config(model: Model) -> bool:
+    """Say whether the config.json is not that of the model which a tower is cut out of."""
+    part = model.spec.section != ArchSpec.section
+    return not part or (model.config or {}).get("model_type") in model.spec.called["hf"]
+
+
+def texts_to_write(
+    weights: Path, folder: Path | None, texts: Mapping[str, str], force: bool
+) -> dict[Path, str]:
+    """Return the texts to write beside the weights, by path; those that exist already are left out.
+
+    Beside a single file (`folder` is None) there may be another model's config.json. It is replaced
+    only with `force` together with the weights it belongs to, and never if the folder has other
+    weights. Raises OutputError.
+    """
+    found = {weights.parent / name: text for name, text in texts.items()}
+    if folder is not None:
+        return found
+    found = {path: text for path, text in found.items() if not _has_text(path, text)}
+    taken = [path for path in found if path.exists()]
+    others = _other_weights(weights) if taken else []
+    if taken and (others or not force or not weights.exists()):
+        whose = f"that of {others[0].name}" if others else "of another model"
+        raise OutputError(
+            f"{taken[0]}: is there already and says something else ({whose}?); give "
+            f"{weights.name} a folder of its own"
+        )
+    return found
+
+
+def _has_text(path: Path, text: str) -> bool:
+    try:
+        return path.is_file() and read_text(path) == text
+    except AprfmtError:
+        return False
+
+
+def _other_weights(weights: Path) -> list[Path]:
+    """Return other model files of the folder, to which its config.json may belong."""
+    extensions = {extension for name in FORMATS.own for extension in FORMATS[name].extensions}
+    return [
+        path
+        for path in sorted(weights.parent.iterdir())
+        if path.suffix in extensions
+        and path.name != weights.name
+        and not path.name.startswith(f"{weights.stem}-")  # shards of `weights` itself
+    ]

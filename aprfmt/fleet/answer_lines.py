@@ -1,0 +1,84 @@
+"""An answer as it leaves the process that asked: its line of the results, and what is summed up.
+
+Both are made where the question was asked, so that the process that gathers them only writes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aprfmt.fleet.questions import UNREAD
+from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Row
+
+
+class RowFacts(NamedTuple):
+    """What a summary needs of one row.
+
+    `model` are columns of its table of models, `tensors` rows (SHA-256 stored, SHA-256 decoded,
+    bytes, key). `found`, `findings` and `details` (JSON) are empty where no list shows them.
+    """
+
+    identity: str
+    name: str
+    outcome: str
+    base: str = ""
+    found: str = ""
+    findings: str = ""
+    details: str = ""
+    model: Mapping[str, Any] = {}
+    tensors: Sequence[tuple[str, str | None, int, str]] = ()
+
+
+class AnswerLine(NamedTuple):
+    """A row as a line of JSON, its end included, and its facts."""
+
+    line: bytes
+    facts: RowFacts
+
+
+def answer_of(row: Row) -> AnswerLine:
+    """Return a row as an answer: its line of JSON and its facts."""
+    text = json.dumps(row, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return AnswerLine(text.encode() + b"\n", facts_of(row))
+
+
+def facts_of(row: Row) -> RowFacts:
+    """Return what a summary needs of a row."""
+    identity, name, outcome = row["identity"], row["check"], row["outcome"]
+    details = row["details"]
+    if name == DERIVES:
+        base = row["base_identity"]
+        return RowFacts(identity, name, outcome, base, row["found"], details=json.dumps(details))
+    shown = outcome in ("FAIL", ERROR)
+    return RowFacts(
+        identity, name, outcome, "",
+        row["found"] if shown else "",
+        json.dumps(row["findings"]) if shown else "",
+        json.dumps(details) if name in UNREAD else "",
+        model=_model(name, details),
+        tensors=_tensors(details) if name == "digests" else (),
+    )  # fmt: skip
+
+
+def _model(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the columns that an answer fills in the table of models."""
+    if name == OPEN:
+        return {"format": details.get("format")}
+    if name == "support":
+        return {"arch": details.get("architecture"), "level": details.get("level"),
+                "shapes": details.get("shapes")}  # fmt: skip
+    if name == "encodings":
+        return {"quantized": details.get("quantized"),
+                "encodings": json.dumps(details.get("bytes", {}))}  # fmt: skip
+    if name == "template":
+        return {"template": details.get("template") or "none",
+                "vocabulary": details.get("vocabulary")}  # fmt: skip
+    return {}
+
+
+def _tensors(details: Mapping[str, Any]) -> list[tuple[str, str | None, int, str]]:
+    return [
+        (raw, decoded, size, key)
+        for key, _, _, size, raw, decoded in details.get("tensors", ())
+        if raw is not None
+    ]

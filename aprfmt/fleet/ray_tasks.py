@@ -1,0 +1,105 @@
+"""The same units as Ray tasks: Ray places them, retries those of lost workers and nodes, and waits.
+
+A unit runs under the same limits as on one machine: each Ray worker asks in a process of its own,
+which is replaced when it takes too long, too much, or dies.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import chdir
+from dataclasses import replace
+from typing import Any
+
+from aprfmt.base.installation import install_command
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.fleet.answer_lines import AnswerLine, answer_of
+from aprfmt.fleet.tasks import ERROR, OPEN, Task, row_of
+from aprfmt.fleet.workers import Limits, Workers
+
+AHEAD = 4  # units submitted for every CPU of the cluster, so that none waits for us
+ANSWERS = 10.0  # seconds a cluster's address may take to answer
+RETRIES = 3  # of a unit whose worker or node was lost
+
+_asking: dict[Limits, Workers] = {}  # of this Ray worker: kept from unit to unit
+
+
+def _unit(task: Task, limits: Limits) -> list[AnswerLine]:
+    """Answer one unit; runs in a Ray worker."""
+    if limits not in _asking:
+        _asking[limits] = Workers(1, limits)
+    return list(_asking[limits].answers([task]))
+
+
+def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator[AnswerLine]:
+    """Yield the answers to all tasks, each unit asked by a Ray task that declares what it takes.
+
+    `address` is that of a running cluster; "" joins one that runs here, or starts one. Models that
+    cannot be opened are asked nothing else. Raises BackendUnavailableError where Ray is not there.
+    """
+    ray = _joined(address)
+    asked = ray.remote(num_cpus=1, memory=limits.memory, max_retries=RETRIES)(_unit)
+    cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting = _units(tasks)
+    later: list[Task] = []
+    running: dict[Any, tuple[Task, Task | None]] = {}
+    while True:
+        while len(running) < AHEAD * cpus:
+            pair = (later.pop(), None) if later else next(waiting, None)
+            if pair is None:
+                break
+            running[asked.remote(pair[0], limits)] = pair
+        if not running:
+            return
+        done, _ = ray.wait(list(running), num_returns=1)
+        for reference in done:
+            task, rest = running.pop(reference)
+            answers = _received(ray, reference, task)
+            yield from answers
+            if rest is not None and answers[0].facts.outcome != ERROR:
+                later += [replace(rest, names=(name,)) for name in rest.names]
+
+
+def _units(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
+    """Yield single questions; what follows `open` is asked once that is answered."""
+    for task in tasks:
+        if task.names[0] == OPEN:
+            rest = task.names[1:]
+            yield replace(task, names=(OPEN,)), replace(task, names=rest) if rest else None
+        else:
+            yield from ((replace(task, names=(name,)), None) for name in task.names)
+
+
+def _received(ray: Any, reference: Any, task: Task) -> list[AnswerLine]:
+    try:
+        answers: list[AnswerLine] = ray.get(reference)
+        return answers
+    except ray.exceptions.RayError as error:
+        why = f"Ray gave it up after {RETRIES} more tries: {type(error).__name__}"
+        return [answer_of(row_of(task, task.names[0], None, why=why))]
+
+
+def _joined(address: str) -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise BackendUnavailableError(
+            f"--ray needs ray, which is not installed; {install_command('fleet')}, or leave --ray "
+            "out"
+        ) from None
+    if not ray.is_initialized():
+        _reached(address)
+        with chdir(os.path.abspath(os.sep)):  # workers search for modules where this is called
+            ray.init(address=address or None, log_to_driver=False, logging_level="ERROR")
+    return ray
+
+
+def _reached(address: str) -> None:
+    """Raise BackendUnavailableError where HOST:PORT does not answer: Ray tries for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS).close()
+    except (OSError, OverflowError) as error:
+        raise BackendUnavailableError(f"{address}: no Ray cluster answers: {error}") from None

@@ -1,0 +1,136 @@
+"""One unit of work: one question about one model, asked in this process, answered by one row.
+
+The process that asks keeps the model open for the next question about it.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.base.version import __version__
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.records import NotRun
+from aprfmt.compare import diff
+from aprfmt.errors import AprfmtError
+from aprfmt.fleet.model_search import FleetModel
+from aprfmt.fleet.questions import Question, QuestionAnswer, select_questions
+from aprfmt.model import open_model
+
+SCHEMA = "aprfmt.scan-row/1"
+OPEN = "open"  # what is asked first: can it be opened at all
+DERIVES = "derives"  # asked of two models: are the tensors of one those of the other, encoded again
+ERROR = "ERROR"  # beside PASS, FAIL and NOT_RUN: the question could not be answered
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Questions about one model, in order; of `base` and DERIVES, one about two."""
+
+    subject: FleetModel
+    names: tuple[str, ...]
+    base: FleetModel | None = None
+
+
+def row_of(
+    task: Task, name: str, said: QuestionAnswer | None, seconds: float = 0.0, why: str = ""
+) -> Row:
+    """Return the row of an answer, or of an ERROR with its reason where there is none."""
+    subject = task.subject
+    row: Row = {
+        "schema": SCHEMA,
+        "identity": subject.identity,
+        "model": subject.places[0],
+        "bytes": subject.bytes,
+        "check": name,
+        "outcome": ERROR if said is None else said.outcome,
+        "found": why if said is None else said.found,
+        "findings": [] if said is None else list(said.findings),
+        "details": {} if said is None or said.details is None else dict(said.details),
+        "seconds": round(seconds, 3),
+        "version": __version__,
+    }
+    if task.base is not None:
+        row |= {"base": task.base.places[0], "base_identity": task.base.identity}
+    if name == OPEN:
+        row["places"] = list(subject.places)
+    return row
+
+
+class Asker:
+    """Answers tasks one after another."""
+
+    def __init__(self) -> None:
+        self._table: Mapping[str, Question] = select_questions()
+        self._at: FleetModel | None = None
+        self._context: CheckContext | None = None
+
+    def answers(self, task: Task) -> Iterator[Row]:
+        """Yield a row for every question; of a model that cannot be opened, one row."""
+        for name in task.names:
+            began = time.perf_counter()
+            said: QuestionAnswer | None
+            try:
+                said, why = self._said(task, name), ""
+            except NotRun as reason:
+                said, why = QuestionAnswer("NOT_RUN", str(reason)), ""
+            except MemoryError:
+                said, why = None, "more memory was needed than a unit may take (--unit-memory)"
+            except (AprfmtError, OSError) as error:
+                said, why = None, str(error)
+            except Exception as error:  # a file that breaks a check may not stop the scan
+                said, why = None, f"{type(error).__name__}: {error}"
+            yield row_of(task, name, said, time.perf_counter() - began, why)
+            if said is None and name == OPEN:
+                return
+
+    def _said(self, task: Task, name: str) -> QuestionAnswer:
+        if task.base is not None:
+            return check_derives(task.subject, task.base)
+        context = self._opened(task.subject)
+        if name == OPEN:
+            return check_opens(context)
+        return self._table[name].ask(context)
+
+    def _opened(self, subject: FleetModel) -> CheckContext:
+        if self._context is None or self._at != subject:
+            self.close()
+            model = open_model(subject.path, partial=True, damaged=True)
+            self._at, self._context = subject, CheckContext(model)
+        return self._context
+
+    def close(self) -> None:
+        """Close the model that is open."""
+        if self._context is not None:
+            self._context.model.close()
+        self._at = self._context = None
+
+
+def check_opens(context: CheckContext) -> QuestionAnswer:
+    """Give the format and the number of tensors; what is wrong with the file, `layout` says."""
+    model = context.model
+    return QuestionAnswer(
+        "PASS",
+        f"{model.format}, {len(model)} tensors",
+        details={"format": model.format, "tensors": len(model), "damage": len(model.damage)},
+    )
+
+
+def check_derives(subject: FleetModel, base: FleetModel) -> QuestionAnswer:
+    """Say whether the quantized tensors of a model are those of a base, encoded again."""
+    report = diff(subject.path, base.path, only=("tensors",), base=base.path, explain=False)
+    sides = [one for tensor in report.tensors for one in tensor.derivations if one.side == "a"]
+    yes = sum(one.derives is True for one in sides)
+    no = sum(one.derives is False for one in sides)
+    same = sum(tensor.verdict in ("SAME_BYTES", "SAME_VALUES") for tensor in report.tensors)
+    modes: Sequence[str] = sorted({one.mode for one in sides if one.derives})
+    of = len(report.tensors)
+    others = of - same - len(sides)
+    proven = bool(yes + same) and not no and len(sides) == yes and not others
+    said = f"{yes} of {len(sides)} quantized tensors are base's encoded again, {same} of {of} equal"
+    return QuestionAnswer("PASS" if proven else "FAIL", said, details={
+        "derives": yes, "does_not": no, "open": len(sides) - yes - no, "equal": same,
+        "tensors": of, "modes": list(modes),
+    })  # fmt: skip

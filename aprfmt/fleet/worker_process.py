@@ -1,0 +1,60 @@
+"""A worker's own process, started by `base.child_process`: answers tasks until its input ends.
+
+Tasks come pickled on standard input. Answers go to standard output, each pickled and after the
+number of its bytes, and after those of a task how many requests it made; what libraries print goes
+to standard error.
+"""
+
+import os
+import pickle
+import signal
+import struct
+import sys
+from contextlib import suppress
+from typing import IO
+
+from aprfmt.fleet.answer_lines import AnswerLine, answer_of
+from aprfmt.fleet.tasks import Asker
+from aprfmt.remote.traffic import TRAFFIC
+
+HEAD = struct.Struct("<I")  # bytes of the message that follows
+
+
+def main(memory: int) -> None:
+    """Answer tasks; `memory` bytes of the process's own may be used."""
+    with suppress(ValueError, OSError):  # the parent ends us when it is interrupted
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _bound_memory(memory)
+    asker = Asker()
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            task, before = pickle.load(sys.stdin.buffer), TRAFFIC.requests
+            for row in asker.answers(task):
+                _send(pipe, answer_of(row))
+            _send(pipe, TRAFFIC.requests - before)
+
+
+def _send(pipe: IO[bytes], message: AnswerLine | int) -> None:
+    data = pickle.dumps(message)
+    pipe.write(HEAD.pack(len(data)) + data)
+    pipe.flush()
+
+
+def _bound_memory(size: int) -> None:
+    """Let the process have this much memory of its own; files that are mapped do not count."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
+if __name__ == "__main__":
+    if "--allow-http" in sys.argv[2:]:
+        from aprfmt.remote.address_policy import POLICY
+
+        POLICY.plain_http = True
+    main(int(sys.argv[1]))

@@ -1,0 +1,122 @@
+"""Compressed files as one loader frames them: a plain header, one compressed piece from byte 64.
+
+LZ4: u32 uncompressed length, then a raw LZ4 block. Zstd: an ordinary frame. After expansion the
+header's offsets apply. No known v2 writer makes such files, nor does aprfmt. The flag alone proves
+nothing, since the reference writer sets it on uncompressed files.
+Source of the block layout: the LZ4 block format description of the lz4 project.
+"""
+
+from collections.abc import Callable
+
+from aprfmt.base.installation import install_command
+from aprfmt.errors import FormatError, UnsupportedError
+from aprfmt.formats.apr.layout import BITS, HEADER_SIZE
+
+# Real weights shrink by less than 2. The limit allows for zeros, but stops small hostile files.
+_FREE = 16 << 20
+_RATIO = 16
+_WINDOW = 1 << 20
+_MAX_ZSTD_WINDOW = 128 << 20  # what the zstd command line accepts without being asked for more
+
+
+def expand_file(buffer: memoryview, flags: int, where: str) -> bytearray:
+    """Return the whole plain file: header, then everything expanded.
+
+    Raises FormatError for damaged data, UnsupportedError beyond the size limit or without the
+    package that expands Zstd.
+    """
+    packed = buffer[HEADER_SIZE:]
+    limit = _FREE + _RATIO * len(packed)
+    for bit, expander in _EXPANDERS:  # LZ4 wins if both bits are set
+        if flags & BITS[bit]:
+            return expander(bytes(buffer[:HEADER_SIZE]), packed, limit, where)
+    raise FormatError(f"{where}: no compression flag is set")
+
+
+def _refuse_size(where: str, size: int, limit: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"{where}: expands to {size} bytes or more, the limit for its size is {limit}; "
+        "no model shrinks that far"
+    )
+
+
+def _expand_lz4(head: bytes, packed: memoryview, limit: int, where: str) -> bytearray:
+    size = int.from_bytes(packed[:4], "little")
+    if size > limit:
+        raise _refuse_size(where, size, limit)
+    out = bytearray(head)
+    try:
+        _lz4_block(packed[4:], out, len(head) + size)
+    except IndexError:
+        raise FormatError(
+            f"{where}: its LZ4 block is cut or damaged: {len(out) - len(head)} bytes came out, "
+            f"{size} are declared"
+        ) from None
+    if len(out) != len(head) + size:
+        raise FormatError(
+            f"{where}: its LZ4 block gave {len(out) - len(head)} bytes, {size} are declared"
+        )
+    return out
+
+
+def _lz4_block(block: memoryview, out: bytearray, end: int) -> None:
+    """Append a raw LZ4 block to `out`; IndexError if damaged, or if `out` passes `end` bytes."""
+    base, at, stop = len(out), 0, len(block)
+    while at < stop:
+        token = block[at]
+        literals, at = _lz4_length(block, at + 1, token >> 4)
+        if at + literals > stop or len(out) + literals > end:
+            raise IndexError
+        out += block[at : at + literals]
+        at += literals
+        if at == stop:  # the last sequence has literals only
+            return
+        distance = block[at] | block[at + 1] << 8
+        length, at = _lz4_length(block, at + 2, token & 15)
+        length += 4
+        if not 0 < distance <= len(out) - base or len(out) + length > end:
+            raise IndexError
+        while length:  # in pieces, as a whole match would be held three times
+            size = min(length, _WINDOW)
+            start = len(out) - distance
+            pattern = out[start : start + size]  # shorter than the piece where the two overlap
+            out += (pattern * -(-size // len(pattern)))[:size]
+            length -= size
+
+
+def _lz4_length(block: memoryview, at: int, nibble: int) -> tuple[int, int]:
+    length = nibble
+    if nibble == 15:
+        while True:
+            more = block[at]
+            at += 1
+            length += more
+            if more != 255:
+                break
+    return length, at
+
+
+def _expand_zstd(head: bytes, packed: memoryview, limit: int, where: str) -> bytearray:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{where}: is compressed with Zstd, which needs a package that is not installed: "
+            f"{install_command('zstd')}"
+        ) from error
+    out = bytearray(head)
+    try:
+        reader = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW).stream_reader(packed)
+        while piece := reader.read(_WINDOW):
+            out += piece
+            if len(out) - len(head) > limit:
+                raise _refuse_size(where, len(out) - len(head), limit)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"{where}: its Zstd frame is damaged: {error}") from error
+    return out
+
+
+_EXPANDERS: tuple[tuple[str, Callable[[bytes, memoryview, int, str], bytearray]], ...] = (
+    ("LZ4_COMPRESSED", _expand_lz4),
+    ("ZSTD_COMPRESSED", _expand_zstd),
+)

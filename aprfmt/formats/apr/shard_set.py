@@ -1,0 +1,128 @@
+"""Opening sets of APR shards: by their manifest, or by one shard and the names of the others."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from aprfmt.base.protocols import Note
+from aprfmt.errors import FormatError
+from aprfmt.formats.apr.metadata import TYPED
+from aprfmt.formats.apr.shards import ShardNumber, read_manifest, sibling_paths, stated_shard_number
+from aprfmt.formats.apr.source import AprShard, AprSource
+from aprfmt.formats.shard_set import refuse_mixed, require_files
+
+_OF_ONE_FILE = frozenset({"sharding", "total_size", "param_count"})  # may differ between shards
+
+
+def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -> AprSource:
+    """Open all shards a manifest names; FormatError if the manifest and the files disagree."""
+    members = read_manifest(path)
+    paths = [one.path for one in members]
+    refuse_mixed(path, paths)
+    if not partial:
+        require_files(paths, str(path))
+    shards: list[AprShard] = []
+    notes: list[Note] = []
+    for one in members:
+        if partial and not one.path.is_file():
+            notes.append(
+                Note("warning", str(path), f"{one.path.name} is missing beside it", "missing_shard")
+            )
+            continue
+        shard = read(one.path)
+        stored = {entry.info.name for entry in shard.parsed.entries}
+        if stored != one.tensors:
+            odd = min(stored ^ one.tensors)
+            holds, lists = ("holds", "does not list") if odd in stored else ("lacks", "lists")
+            raise FormatError(
+                f"{path}: {one.path.name} {holds} tensor {odd!r}, which the manifest {lists} for it"
+            )
+        if shard.file.size != one.size:
+            notes.append(
+                Note(
+                    "warning",
+                    str(path),
+                    f"{one.path.name} has {shard.file.size} bytes, the manifest says {one.size}",
+                    "shard_size",
+                )
+            )
+        shards.append(shard)
+    if not shards:
+        raise FormatError(f"{path}: none of the shards it names is there; get the files of the set")
+    return _joined(path, shards, len(members), notes)
+
+
+def open_siblings(
+    path: Path, opened: AprShard, read: Callable[[Path], AprShard], partial: bool
+) -> AprSource:
+    """Open the set an opened shard belongs to, by the pattern of its name."""
+    place = stated_shard_number(opened.parsed)
+    if place is None:
+        return AprSource(path, [opened])
+    paths = sibling_paths(path, place)
+    what = f"is shard {place.number} of {place.count}"
+    if paths is None:
+        if partial:
+            note = Note(
+                "warning",
+                str(path),
+                f"{what}; the others are not known by its name",
+                "missing_shard",
+            )
+            return AprSource(path, [opened], [note])
+        raise FormatError(
+            f"{path}: {what}, but its name does not follow STEM-{place.number:05d}-of-"
+            f"{place.count:05d}.apr, so the others are not known; open their manifest, "
+            "rename the file, or list it alone with --partial"
+        )
+    refuse_mixed(path, paths)
+    notes = []
+    shards = []
+    for number, sibling in enumerate(paths):
+        if number == place.number:
+            shards.append(opened)
+        elif sibling.is_file():
+            shards.append(read(sibling))
+        elif partial:
+            notes.append(
+                Note("warning", str(path), f"{sibling.name} is missing beside it", "missing_shard")
+            )
+        else:
+            raise FormatError(
+                f"{path}: {what}, {sibling.name} is missing beside it; get the missing file, "
+                "or list this one alone with --partial"
+            )
+    return _joined(path, shards, place.count, notes)
+
+
+def _joined(path: Path, shards: Sequence[AprShard], count: int, notes: Sequence[Note]) -> AprSource:
+    """Return the set's source; FormatError if the shards' own numbers do not make one set."""
+    seen: set[int] = set()
+    for shard in shards:
+        place = stated_shard_number(shard.parsed) or ShardNumber(0, 1)
+        if place.count != count or place.number in seen:
+            raise FormatError(
+                f"{path}: {shard.file.path.name} says it is shard {place.number} of {place.count}; "
+                f"expected another number of {count}, each once"
+            )
+        seen.add(place.number)
+    return AprSource(path, shards, [*notes, *_contradictions(shards)])
+
+
+def _contradictions(shards: Sequence[AprShard]) -> list[Note]:
+    """Return a warning for every typed key on which shards disagree; the first one counts."""
+    first = shards[0]
+    found: list[Note] = []
+    for key in (key.name for key in TYPED if key.name not in _OF_ONE_FILE):
+        stated = first.parsed.metadata.get(key)
+        for shard in shards[1:]:
+            other = shard.parsed.metadata.get(key)
+            if other is not None and other != stated:
+                found.append(
+                    Note(
+                        "warning",
+                        str(shard.file.path),
+                        f"metadata {key} is {other!r}, {first.file.path.name} says {stated!r}",
+                        "shard_metadata",
+                    )
+                )
+    return found

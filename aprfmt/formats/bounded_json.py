@@ -1,0 +1,294 @@
+"""Bounded JSON: everything JSON that comes out of a file is read here.
+
+Python's own parser does the work. This module adds limits (bytes, depth, digits) and rules that
+the parser does not check: UTF-8 without a byte-order mark, no duplicate keys (compared after
+unescaping), no NaN or Infinity, no number beyond float64, no lone surrogates, nothing after the
+value.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from aprfmt.base.garbage_collector import pause_collector
+from aprfmt.base.text_escape import shorten
+from aprfmt.errors import ConversionError, FormatError
+
+_WINDOW = 1 << 20  # bytes split at quotes at a time: bounds the pieces held at once
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'"[]{},:'))
+_NO_BRACKETS = b",:"
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+
+
+class Budget(NamedTuple):
+    """How often a mark may occur: `free` times, and once more for every `each` bytes of text."""
+
+    what: str
+    marks: bytes
+    free: int
+    each: int
+
+
+# Twice what real files have: a safetensors header has a colon every 13 bytes and a container every
+# 17, the merges of a tokenizer.json have a container every 14. In memory an object takes 64 bytes,
+# a key 170, a value 60.
+BUDGETS: tuple[Budget, ...] = (
+    Budget("values", b",", 4_000_000, 8),
+    Budget("keys", b":", 1_000_000, 16),
+    Budget("arrays and objects", b"[{", 1_000_000, 10),
+    Budget("objects", b"{", 1_000_000, 40),
+)
+
+
+def check_json_limits(raw: bytes, where: str, max_depth: int) -> None:
+    """Raise FormatError for too many values for the text's length, or nesting beyond `max_depth`.
+
+    `where` begins the message.
+    """
+    passed = [_passed(budget, raw, len(raw)) for budget in BUDGETS]
+    deep = raw.count(b"[") + raw.count(b"{") > max_depth
+    if not any(passed) and not deep:
+        return
+    marks = _structure(raw)  # without what stands in strings
+    for budget in BUDGETS:
+        if found := _passed(budget, marks, len(raw)):
+            raise FormatError(
+                f"{where}: {found} {budget.what} in {len(raw)} bytes of JSON, the limit is "
+                f"{_limit(budget, len(raw))}"
+            )
+    if deep:
+        _check_depth(marks.translate(None, _NO_BRACKETS), where, max_depth)
+
+
+def _limit(budget: Budget, size: int) -> int:
+    return budget.free + size // budget.each
+
+
+def _passed(budget: Budget, raw: bytes, size: int) -> int:
+    """Return the number of marks, or 0 if it is within the budget."""
+    limit = _limit(budget, size)
+    if len(raw) <= limit:
+        return 0
+    found = sum(raw.count(budget.marks[at : at + 1]) for at in range(len(budget.marks)))
+    return found if found > limit else 0
+
+
+def _structure(raw: bytes) -> bytes:
+    """Return the brackets, commas and colons outside strings, in order."""
+    if b"\\" in raw:  # pairs first: what is left before a quote then escapes that quote
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Two adjacent quotes can be removed: an empty string, or one string's end and another's start.
+    raw = raw.translate(None, _NO_STRUCTURE).replace(b'""', b"")
+    if b'"' not in raw:
+        return raw
+    kept = []
+    inside = 0
+    for start in range(0, len(raw), _WINDOW):
+        pieces = raw[start : start + _WINDOW].split(b'"')
+        kept.append(b"".join(pieces[inside::2]))
+        inside ^= (len(pieces) - 1) & 1
+    return b"".join(kept)
+
+
+def _check_depth(brackets: bytes, where: str, max_depth: int) -> None:
+    """Remove innermost bracket pairs `max_depth` times; brackets left are too deep, or unmatched.
+
+    The parser refuses unmatched brackets; here only too many open ones are an error.
+    """
+    left = brackets.translate(_ONE_KIND)
+    for _ in range(max_depth):
+        shorter = left.replace(b"[]", b"")
+        if len(shorter) == len(left):
+            break
+        left = shorter
+    if b"[]" in left or left.count(b"[") > max_depth:
+        raise FormatError(f"{where}: JSON is nested deeper than the limit of {max_depth} levels")
+
+
+MAX_DEPTH = 64
+MAX_DIGITS = 400  # float64 ends at 309 digits; also keeps int() far from its quadratic cost
+_BOM = b"\xef\xbb\xbf"
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG = b"0" * (MAX_DIGITS + 1)  # without such a run of digits, int() need not be guarded
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NAMES = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
+
+
+def loads(
+    data: bytes | bytearray | memoryview | str,
+    where: str,
+    *,
+    max_bytes: int,
+    max_depth: int = MAX_DEPTH,
+    duplicates: Literal["refuse", "last", "mark"] = "refuse",
+    nonfinite: bool = False,
+    surrogates: bool = False,
+) -> Any:
+    """Return the one JSON value that `data` holds; `where` begins every message.
+
+    A str with lone surrogates is refused as not UTF-8. `duplicates="last"` lets the last of equal
+    keys win; "mark" does the same, and such an object becomes a Doubled.
+    `nonfinite` allows NaN and the infinities, `surrogates` allows lone surrogate escapes. Byte
+    offsets in messages count from `data`'s start. Raises FormatError.
+    """
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogatepass")
+    if len(data) > max_bytes:
+        raise FormatError(f"{where}: {len(data)} bytes of JSON, the limit is {max_bytes}")
+    raw = bytes(data)
+    if raw.startswith(_BOM):
+        raise FormatError(f"{where}: starts with a byte-order mark at byte 0; JSON has none")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{where}: byte 0x{raw[error.start]:02x} at byte {error.start} is not UTF-8"
+        ) from None
+    check_json_limits(raw, where, max_depth)
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_DUPLICATES[duplicates](where),
+        parse_constant=None if nonfinite else _refuse_constant(where),
+        parse_int=_integer(where) if _LONG in raw.translate(_DIGITS) else None,
+        parse_float=None if nonfinite else _finite(where),
+    )
+    try:
+        with pause_collector():  # parsing makes no cycles, and the walks double its time
+            value = decoder.decode(text)
+    except json.JSONDecodeError as error:
+        offset = len(text[: error.pos].encode("utf-8", "surrogatepass"))
+        raise FormatError(f"{where}: not JSON at byte {offset}: {error.msg}") from None
+    if not surrogates and _ESCAPED_SURROGATE.search(raw):
+        _check_surrogates(raw, where)
+    return value
+
+
+def load_file(path: Path, max_bytes: int, **options: Any) -> Any:
+    """Return the JSON value of a regular file; `options` are those of `loads`."""
+    from aprfmt.formats.mapped_file import open_bytes
+
+    with closing(open_bytes(path)) as file:
+        return loads(file.view[: max_bytes + 1], str(path), max_bytes=max_bytes, **options)
+
+
+def dumps(value: Any, where: str = "JSON") -> str:
+    """Return `value` as compact JSON: keys in their order, non-ASCII raw, encodable as UTF-8.
+
+    Lone surrogates, which UTF-8 cannot hold, are written as escapes. NaN and the infinities, which
+    JSON cannot hold, raise ConversionError.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        found = _find_nonfinite(value)
+        if found is None:
+            raise  # a circular reference: a bug of the caller
+        raise ConversionError(
+            f"{where}: {found}, which JSON cannot hold; leave it out or store it as a string"
+        ) from None
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            seen: set[str] = set()
+            again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise FormatError(
+                f"{where}: key '{shorten(again, 80)}' stands twice in one JSON object; "
+                "it is not known which of the two counts"
+            )
+        return result
+
+    return build
+
+
+class DuplicateKeys(dict[str, Any]):
+    """An object with duplicate keys (`keys_twice`); the last value of each counts."""
+
+    keys_twice: frozenset[str] = frozenset()
+
+
+def _marked(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) == len(pairs):
+            return result
+        doubled = DuplicateKeys(result)
+        counts = Counter(key for key, _ in pairs)
+        doubled.keys_twice = frozenset(key for key, count in counts.items() if count > 1)
+        return doubled
+
+    return build
+
+
+_DUPLICATES: dict[str, Callable[[str], Any]] = {
+    "refuse": _unique,
+    "last": lambda where: None,
+    "mark": _marked,
+}
+
+
+def _integer(where: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if len(text) > MAX_DIGITS:
+            raise FormatError(
+                f"{where}: an integer of {len(text)} digits, the limit is {MAX_DIGITS}"
+            )
+        return int(text)
+
+    return parse
+
+
+def _finite(where: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if value in _NAMES:
+            raise FormatError(f"{where}: the number {shorten(text, 40)} is beyond float64")
+        return value
+
+    return parse
+
+
+def _refuse_constant(where: str) -> Callable[[str], NoReturn]:
+    def refuse(name: str) -> NoReturn:
+        raise FormatError(f"{where}: {name} stands for a number; JSON has no such number")
+
+    return refuse
+
+
+def _check_surrogates(raw: bytes, where: str) -> None:
+    r"""Raise FormatError for lone surrogate escapes, which UTF-8 cannot hold.
+
+    Valid escapes are blanked out, which keeps offsets. Escaped backslashes are blanked first, so
+    that every `\u` left is an escape.
+    """
+    blanked = _PAIR.sub(b" " * 12, raw.replace(b"\\\\", b"  "))
+    lone = _ESCAPED_SURROGATE.search(blanked)
+    if lone is not None:
+        escape = str(raw[lone.start() : lone.start() + 6], "ascii", "replace")
+        raise FormatError(
+            f"{where}: {escape} at byte {lone.start()} is half of a surrogate pair, not a character"
+        )
+
+
+def _find_nonfinite(value: Any) -> str | None:
+    """Return `path is NaN` for the first number of `value` that JSON cannot hold."""
+    stack: list[tuple[str, Any]] = [("$", value)]
+    while stack:
+        path, item = stack.pop()
+        if isinstance(item, dict):
+            stack.extend((f"{path}.{key}", child) for key, child in reversed(item.items()))
+        elif isinstance(item, list | tuple):
+            numbered = list(enumerate(item))
+            stack.extend((f"{path}[{i}]", child) for i, child in reversed(numbered))
+        elif isinstance(item, float) and not math.isfinite(item):
+            return f"{path} is {_NAMES.get(item, 'NaN')}"
+    return None

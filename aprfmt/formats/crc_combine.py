@@ -1,0 +1,117 @@
+"""CRC-32 of a file that grows in pieces, of which some are written by other threads, in any order.
+
+The checksum of A + B follows from those of A and of B and the length of B.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+from aprfmt.base.crc import crc32
+
+_ASIDE = 1 << 20  # from this size on, the checksum is computed in parallel with the write
+
+
+@dataclass(slots=True)
+class ChecksumPiece:
+    """Some bytes and their CRC-32; None while others still write them."""
+
+    nbytes: int = 0
+    crc: int | None = 0
+
+
+class RunningChecksum:
+    """CRC-32 of a head that may still change, and of what comes behind it."""
+
+    def __init__(self, head: bytes) -> None:
+        self._head_bytes = len(head)
+        self._pieces = [ChecksumPiece()]
+
+    def add(self, data: bytes | memoryview, write: Callable[[bytes | memoryview], None]) -> None:
+        """Write `data` and count it; large pieces are summed by another thread meanwhile."""
+        size, piece = memoryview(data).nbytes, self._pieces[-1]
+        before = piece.crc or 0
+        if size < _ASIDE:
+            write(data)
+            piece.crc = crc32(data, before)
+        else:
+
+            def summing() -> None:
+                piece.crc = crc32(data, before)
+
+            worker = threading.Thread(target=summing)
+            worker.start()
+            try:
+                write(data)
+            finally:
+                worker.join()  # the caller may reuse the buffer
+        piece.nbytes += size
+
+    def join(self, crc: int, nbytes: int) -> None:
+        """Count bytes that lie there already, by their checksum."""
+        piece = self._pieces[-1]
+        piece.crc = combine_crcs(piece.crc or 0, crc, nbytes)
+        piece.nbytes += nbytes
+
+    def leave(self, nbytes: int) -> ChecksumPiece:
+        """Count bytes that others write; return where their checksum is to be put."""
+        left = ChecksumPiece(nbytes, None)
+        self._pieces += [left, ChecksumPiece()]
+        return left
+
+    def copy(self) -> "RunningChecksum":
+        """Return what was counted so far; checksums that come later count in it, too."""
+        twin = RunningChecksum(b"")
+        twin._head_bytes = self._head_bytes
+        twin._pieces = [*self._pieces[:-1], replace(self._pieces[-1])]
+        return twin
+
+    def digest(self, head: bytes) -> bytes:
+        """Return the checksum of `head` and all behind it, four bytes little-endian."""
+        assert len(head) == self._head_bytes
+        value = crc32(head)
+        for piece in self._pieces:
+            assert piece.crc is not None
+            value = combine_crcs(value, piece.crc, piece.nbytes)
+        return value.to_bytes(4, "little")
+
+
+def combine_crcs(first: int, second: int, length: int) -> int:
+    """Return the CRC-32 of A + B from the CRCs of A and of B and the bytes of B.
+
+    Appending zeros is linear over GF(2): A's CRC goes through the operators for 2^n zero bytes, for
+    every bit n of `length`. The method is that of zlib's crc32_combine.
+    """
+    return _times(_zeros(length), first) ^ second
+
+
+@lru_cache(256)
+def _zeros(length: int) -> Sequence[int]:
+    """Return the operator that appends so many zero bytes; pieces of files have few lengths."""
+    operator: Sequence[int] = [1 << bit for bit in range(32)]
+    for power in range(length.bit_length()):
+        if length >> power & 1:
+            operator = [_times(_zero_bytes(power), row) for row in operator]
+    return operator
+
+
+@cache
+def _zero_bytes(power: int) -> Sequence[int]:
+    """Return the operator that appends 2^`power` zero bytes: the one of half of them, twice."""
+    if power:
+        operator = _zero_bytes(power - 1)
+        return [_times(operator, row) for row in operator]
+    operator = [0xEDB88320, *(1 << bit for bit in range(31))]  # one zero bit
+    for _ in range(3):
+        operator = [_times(operator, row) for row in operator]
+    return operator
+
+
+def _times(operator: Sequence[int], vector: int) -> int:
+    result = 0
+    for row in operator:
+        if vector & 1:
+            result ^= row
+        vector >>= 1
+    return result

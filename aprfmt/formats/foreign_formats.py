@@ -1,0 +1,174 @@
+"""What a file or folder is that no reader here opens: other programs' formats, by content or name.
+
+A name only adds to a message: what a model file is, its content alone decides.
+"""
+
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from aprfmt.base.text_escape import shorten
+
+_ELSEWHERE = (
+    "which is not read here; take the model's safetensors or GGUF, or save it as safetensors with "
+    "the program that made it"
+)
+_PICKLE = "a pickle, which runs code when loaded: convert it with what wrote it"
+_PACKED = (
+    "compressed as joblib and archives are ({}); joblib files hold pickles, which run code when "
+    "loaded: convert it with what wrote it, or unpack the archive"
+)
+# The oldest pickles are text: an early line pair `cMODULE\nNAME\n` names the function to call.
+_TEXT_PICKLE = re.compile(rb"(?:\(|\(l?p?[0-9]*\n)?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n")
+
+# A web page, or the text that a hub sends in place of a file.
+_PAGE = re.compile(
+    rb"\s*(?:<!doctype html|<html|<\?xml|Entry not found|Repository not found|"
+    rb"Invalid (?:username|credentials)|Access to model |\{\"error\":)",
+    re.I,
+)
+_SAVED_PAGE = (
+    "a web page saved in place of the file (a wrong address, or a login that was asked for); fetch "
+    "it again: hf download OWNER/NAME FILE, or the address with /resolve/ for /blob/"
+)
+
+# Content that is recognised only for a better message: it runs code or is not a model file.
+_FOREIGN: tuple[tuple[bytes, str], ...] = (
+    (
+        b"PK\x03\x04",
+        "a zip archive that torch.save did not write, by the name of its first file; "
+        "unpack it, and name the model inside",
+    ),
+    *((bytes([0x80, protocol]), _PICKLE) for protocol in range(2, 6)),
+    (b"\x89HDF\r\n", "an HDF5 file (Keras?), " + _ELSEWHERE),
+    (b"ggml", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
+    (b"lmgg", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
+    (b"tjgg", "a GGJT file of before August 2023; convert it to GGUF with an older llama.cpp"),
+    (b"\x93NUMPY", "a NumPy array, not a model"),
+    (b"version https://git-lfs", "a git-lfs pointer, not the model itself: fetch it with git lfs"),
+)
+
+
+# What compresses a single file: its first bytes, its name, and the command that unpacks it.
+_COMPRESSED: tuple[tuple[bytes, str, str], ...] = (
+    (b"\x1f\x8b", "gzip", "gzip -dk"),
+    (b"BZh", "bzip2", "bzip2 -dk"),
+    (b"\xfd7zXZ\0", "xz", "xz -dk"),
+    (b"\x04\x22\x4d\x18", "lz4", "lz4 -dk"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
+    *((bytes([0x78, level]), "zlib", "") for level in (0x01, 0x5E, 0x9C, 0xDA)),
+)
+_MODELS = (".gguf", ".safetensors", ".apr")
+
+# Formats of other programs by extension. Their content is protobuf, a flatbuffer, a zip or an
+# archive like any other, which says less than the name. Sources: the projects' own pages.
+EXTENSIONS: Mapping[str, str] = {
+    ".onnx": "an ONNX model",
+    ".ort": "an ONNX Runtime model",
+    ".tflite": "a TensorFlow Lite model",
+    ".litertlm": "a LiteRT-LM model",
+    ".task": "a MediaPipe task file",
+    ".pb": "a TensorFlow graph or SavedModel",
+    ".h5": "an HDF5 file (Keras?)",
+    ".keras": "a Keras archive",
+    ".msgpack": "a Flax checkpoint",
+    ".mlmodel": "a Core ML model",
+    ".mlpackage": "a Core ML package",
+    ".mlmodelc": "a compiled Core ML model",
+    ".engine": "a TensorRT engine",
+    ".plan": "a TensorRT engine",
+    ".pte": "an ExecuTorch program",
+    ".xml": "an OpenVINO graph",
+    ".nemo": "a NeMo archive",
+    ".pdparams": "a PaddlePaddle checkpoint",
+    ".pdmodel": "a PaddlePaddle model",
+    ".mnn": "an MNN model",
+    ".rknn": "an RKNN model",
+    ".ot": "a rust-bert (libtorch) checkpoint",
+    ".llamafile": "a llamafile, a program with a GGUF inside",
+    ".tar": "a tar archive",
+    ".zip": "a zip archive",
+    ".7z": "a 7-Zip archive",
+}
+_TEXT = 256  # bytes that are looked at
+_ARCHIVES = ("a tar archive", "a zip archive", "a 7-Zip archive")
+
+
+def foreign_file(path: Path, head: bytes, size: int) -> str:
+    """Return what a file is that no reader here opens, by its first bytes and its name, or ""."""
+    if not head:
+        return ""
+    named = _by_name(path)
+    if named and head.startswith(b"PK\x03\x04"):
+        return named
+    for magic, what in _FOREIGN:
+        if head.startswith(magic):
+            return what
+    for magic, name, command in _COMPRESSED:
+        if head.startswith(magic):
+            inner = Path(path.stem).suffix.lower()
+            if command and (inner in _MODELS or inner in EXTENSIONS):
+                return f"compressed ({name}); unpack it first: {command} {path}"
+            return _PACKED.format(name)
+    if head[4:8] == b"TFL3":
+        return f"{EXTENSIONS['.tflite']}, {_ELSEWHERE}"
+    if head[257:262] == b"ustar":
+        return "a tar archive; unpack it, and name the model inside"
+    if _PAGE.match(head):
+        return _SAVED_PAGE
+    if _imatrix(head, size):
+        return (
+            "an importance matrix (imatrix, the older form), not a model; "
+            f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {path} uses it"
+        )
+    if _TEXT_PICKLE.match(head):
+        return _PICKLE
+    text = text_kind(head)
+    return named or (f"{text}; expected a model file" if text else "")
+
+
+def text_kind(head: bytes) -> str:
+    """Return what text a file begins with, "" where its first bytes are none."""
+    try:
+        text = head[:_TEXT].decode()
+    except UnicodeDecodeError as error:
+        if error.start < min(len(head), _TEXT) - 3:  # no character that was cut
+            return ""
+        text = head[: error.start].decode()
+    if not text.strip() or any(ord(c) < 32 and c not in "\t\r\n\f" for c in text):
+        return ""
+    kind = "JSON" if text.lstrip()[:1] in "{[" else "text"
+    return f"{kind} that begins {shorten(text.strip(), 30)!r}"
+
+
+def foreign_folder(folder: Path) -> str:
+    """Return what a folder without a model of ours is or holds; "" if nothing is recognised."""
+    named = _by_name(folder)
+    if named:
+        return f"is {named}"
+    for path in sorted(folder.iterdir()):
+        what = _by_name(path)
+        if what:
+            return f"holds {path.name}, {what}"
+    return ""
+
+
+def _by_name(path: Path) -> str:
+    """Return what a name's extension says, and what to do; "" for any other."""
+    what = EXTENSIONS.get(path.suffix.lower(), "")
+    if not what:
+        return ""
+    if what in _ARCHIVES:
+        return f"{what}; unpack it, and name the model inside"
+    return f"{what}, {_ELSEWHERE}"
+
+
+def _imatrix(head: bytes, size: int) -> bool:
+    """Say whether a file begins as llama.cpp's older importance matrix: entries, then a name."""
+    if len(head) < 12:
+        return False
+    entries, length = struct.unpack_from("<ii", head)
+    name = head[8 : 8 + length] if 0 < length <= 256 else b""
+    text = re.fullmatch(rb"[\w.]+\.(?:weight|bias)", name)
+    return 0 < entries <= size // 12 and text is not None

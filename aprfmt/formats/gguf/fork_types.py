@@ -1,0 +1,167 @@
+"""Type ids of forks: which of several meanings of an id a file's bytes have, and missing headers.
+
+An id says nothing of who gave it. Where two meanings of one are known, the bytes between a tensor
+and the next one settle it, and a key of the file where they do not; what stays in doubt is said.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aprfmt.base.encodings import Encoding, unknown_encoding
+from aprfmt.base.fork_types import CONTESTED, TypeClaim, TypeSize
+from aprfmt.base.text_escape import shorten
+from aprfmt.formats.damage import tensor_label
+from aprfmt.formats.gguf.layout import align_size
+
+
+@dataclass(frozen=True, slots=True)
+class TableLine:
+    """A line of the tensor table; `offset` counts from the data section."""
+
+    name: str
+    shape: tuple[int, ...]
+    row: Encoding
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorExtents:
+    """The bytes each tensor can have: up to the next one, or to the end of the file."""
+
+    starts: Sequence[int]  # sorted, each once
+    end: int  # of the data section
+    alignment: int
+
+    def of(self, entry: TableLine) -> tuple[int, bool]:
+        """Return the bytes from a tensor's start to the next, and whether it is the last."""
+        after = bisect_right(self.starts, entry.offset)
+        last = after == len(self.starts)
+        return (self.end if last else self.starts[after]) - entry.offset, last
+
+    def fits(self, entry: TableLine, nbytes: int | None) -> bool:
+        """Say whether exactly so many bytes, and their padding, are there."""
+        if nbytes is None:
+            return False
+        room, last = self.of(entry)
+        padded = align_size(nbytes, self.alignment)
+        return room == padded or (last and room == nbytes)
+
+
+def resolve_fork_types(
+    entries: Sequence[TableLine], room: TensorExtents, metadata: Mapping[str, object]
+) -> tuple[list[TableLine], dict[int, str]]:
+    """Return the entries, of another encoding where an id means that here, and what to say of it.
+
+    What is said is by type id.
+    """
+    found, said = list(entries), {}
+    for number, claims in CONTESTED.items():
+        mine = [e for e in entries if e.row.ggml == number and _elements(e)]
+        if not mine:
+            continue
+        own = mine[0].row
+        upstream = own.known and _all_fit(mine, room, own)
+        others = [claim for claim in claims if _all_fit(mine, room, claim.measure)]
+        keyed = [
+            claim for claim in others if claim.key and metadata.get(claim.key[0]) == claim.key[1]
+        ]
+        if keyed:
+            upstream, others = False, keyed
+        names = [entry.name for entry in mine]
+        what = (
+            f"{count_phrase(names, 'tensor')} of ggml type {number}, first {tensor_label(names[0])}"
+        )
+        if not others and own.known and all(_more(entry, room, own) for entry in mine):
+            found = _undecided(found, number)
+            said[number] = (
+                f"{what}: {room.of(mine[0])[0]} bytes stand there, which is neither {own.name} nor "
+                f"{_either(claims)}; copied, not decoded"
+            )
+        if not others:
+            continue
+        if upstream:
+            said[number] = (
+                f"{what}: read as {own.name}; as many bytes would be {_either(others)}, and no key "
+                "of the file says which"
+            )
+            continue
+        found = _undecided(found, number)
+        instead = f", not {own.name}" if own.known else ""
+        by = f"the key {keyed[0].key[0]}" if keyed and keyed[0].key else "the bytes of their rows"
+        said[number] = f"{what}: by {by} {_either(others)}{instead}; copied, not decoded"
+    return found, said
+
+
+def _undecided(entries: Iterable[TableLine], number: int) -> list[TableLine]:
+    """Return the entries, those of this type id of an encoding that is not decoded."""
+    return [
+        replace(e, row=unknown_encoding(number)) if e.row.ggml == number else e for e in entries
+    ]
+
+
+def _more(entry: TableLine, room: TensorExtents, kind: Encoding) -> bool:
+    """Say whether a tensor has more bytes than an encoding takes, its padding included."""
+    nbytes = _bytes(entry, kind)
+    return nbytes is not None and room.of(entry)[0] > align_size(nbytes, room.alignment)
+
+
+def _elements(entry: TableLine) -> int:
+    return math.prod(entry.shape)
+
+
+def _all_fit(entries: Iterable[TableLine], room: TensorExtents, kind: Encoding | TypeSize) -> bool:
+    return all(room.fits(entry, _bytes(entry, kind)) for entry in entries)
+
+
+def _bytes(entry: TableLine, kind: Encoding | TypeSize) -> int | None:
+    if isinstance(kind, TypeSize):
+        return kind.nbytes(entry.shape)
+    columns = entry.shape[-1] if entry.shape else 1
+    return None if columns % kind.block_size else kind.nbytes(entry.shape)
+
+
+def _either(claims: Sequence[TypeClaim]) -> str:
+    return " or ".join(map(str, claims))
+
+
+def undecoded_notes(entries: Iterable[TableLine], room: TensorExtents) -> Iterator[str]:
+    """Yield what to say of each type without a codec among these entries."""
+    strange: dict[Encoding, list[TableLine]] = {}
+    for entry in entries:
+        if not entry.row.known:
+            strange.setdefault(entry.row, []).append(entry)
+    for row, mine in strange.items():
+        names = [entry.name for entry in mine]
+        why = row.removed or "this id is unknown; its bytes can be copied, not decoded"
+        if row.measure:
+            real = [entry for entry in mine if _elements(entry)]
+            fits = "" if _all_fit(real, room, row.measure) else ", which the file does not have"
+            why = f"{row.measure}{fits}; copied, not decoded: {why}"
+        yield (
+            f"{count_phrase(names, 'tensor')} of ggml type {row.ggml} ({row.name}), the first is "
+            f"{shorten(names[0], 100)!r}: {why}; sizes are taken from the gap to the next tensor"
+        )
+
+
+def count_phrase(names: Sequence[str], noun: str) -> str:
+    """Return "1 tensor is", "2 tensors are" of names."""
+    return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
+
+
+def missing_row_header(entry: TableLine, nbytes: int, room: TensorExtents) -> str:
+    """Return what is wrong with a tensor that has no room for its row headers, "" if it has.
+
+    gguf-py knew no row headers before September 2026: what it wrote again is short by them.
+    """
+    header = entry.row.row_header
+    columns = entry.shape[-1] if entry.shape else 1
+    rows = _elements(entry) // max(columns, 1)
+    if not header or not room.fits(entry, nbytes - rows * header) or room.fits(entry, nbytes):
+        return ""
+    return (
+        f"is {entry.row.name} and needs {nbytes} bytes; {nbytes - rows * header} are there, short "
+        f"by exactly the {header} bytes in front of each of its {rows} rows, which gguf-py left "
+        "out when it wrote such a file again: its last rows are lost; get the original file"
+    )

@@ -1,0 +1,24 @@
+"""Header fields and their bytes; `hex` prints one row per field."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderField:
+    """`nbytes` bytes at `offset` of the (expanded) file: the field's name and its value."""
+
+    offset: int
+    nbytes: int
+    name: str
+    value: str
+
+
+def sequential_fields(
+    rows: Iterator[tuple[str, int, object]] | list[tuple[str, int, object]], start: int = 0
+) -> Iterator[HeaderField]:
+    """Yield fields that follow one another; rows are (name, bytes, value)."""
+    at = start
+    for name, size, value in rows:
+        yield HeaderField(at, size, name, str(value))
+        at += size

@@ -1,0 +1,276 @@
+"""Bytes of a file changed where they lie; after a kill, the next write there completes it.
+
+What will be written is first written beside the file, as `.NAME.aprfmt-patch`: a line of JSON, then
+the new bytes. Then the file is changed, synced, and the patch removed. While a patch lies there the
+file is half old and half new, and opening it is refused by name; writing the same bytes again is
+harmless.
+
+    {"schema": "aprfmt.patch/1", "file": identity, "pieces": [[offset, bytes], ...],
+     "sha256": digest of the bytes, "signature": HMAC}
+
+The identity is the file's inode, size and owner. (The device's number may change when the system
+starts again.) A patch of another file is nothing here. One of this file is applied only where this
+user's key signed it: a planted one, or another user's, is left alone, which is said, and the file
+is refused as long as it lies there.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aprfmt.base.protocols import Note
+from aprfmt.errors import FormatError, OutputError
+from aprfmt.formats import bounded_json
+from aprfmt.formats.journal import clean_leftovers
+from aprfmt.formats.mapped_file import file_identity
+from aprfmt.formats.notices import announce
+from aprfmt.formats.positional_io import read_at, write_at
+from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
+from aprfmt.formats.temporary_files import (
+    LockedFolder,
+    as_output_error,
+    delay_signals,
+    lock_folder,
+    output_error,
+    remove,
+    temporary_name,
+)
+from aprfmt.remote.paths import RemotePath
+
+SCHEMA = "aprfmt.patch/1"
+SUFFIX = ".aprfmt-patch"
+_MAX_LINE = 1 << 20
+_MAX_BYTES = 1 << 30
+_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+Patch = tuple[int, bytes]  # offset, new bytes
+
+
+@dataclass(frozen=True)
+class PatchRecord:
+    """What a patch file says: the identity of its file, the pieces, and whether we signed it."""
+
+    file: str
+    pieces: Sequence[Patch]
+    signed: bool
+
+
+def patch_path(path: Path) -> Path:
+    """Return where the patch of a file lies."""
+    return path.parent / f".{path.name}{SUFFIX}"
+
+
+def refuse_half_changed(path: Path) -> None:
+    """Raise FormatError for a file that an interrupted change left half old and half new."""
+    if isinstance(path, RemotePath):
+        return
+    real = Path(os.path.realpath(path))
+    record = _record(real, patch_path(real)) if os.path.lexists(patch_path(real)) else None
+    if record is None:
+        return
+    todo = "give the same aprfmt set --in-place again, or write anything into this folder, which "
+    todo += "completes it"
+    if not record.signed:
+        todo = (
+            f"{patch_path(real).name} is not signed by this user's key: who made it completes it, "
+        )
+        todo += "or remove it, and check the file"
+    raise FormatError(
+        f"{path}: a change in place was interrupted, so old and new bytes are mixed; {todo}"
+    )
+
+
+def complete_patches(folder: Path) -> None:
+    """Complete every change in place that a killed run left unfinished in `folder`."""
+    with as_output_error(folder, "cannot be listed"):
+        names = [name for name in os.listdir(folder) if _target(name)]
+    if not names:
+        return
+    what = "an interrupted change in this folder cannot be completed"
+    with as_output_error(folder, what), lock_folder(folder) as lock, delay_signals():
+        for name in names:
+            path = folder / _target(name)
+            record = _record(path, folder / name)
+            if record is None:
+                continue
+            if not record.signed:
+                announce(_left(folder / name))
+                continue
+            _write(path, record.pieces)
+            _finish(lock, folder / name)
+            text = "an earlier change in place was ended before its end; completed"
+            announce(Note("warning", str(path), text, "completed_write"))
+
+
+def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
+    """Write pieces over what a file has, all of them or, after a kill, by the next run.
+
+    `identity` is that of the open file that the pieces were made for (`MappedFile.identity`).
+    Raises OutputError where the file is another one by now or has other bytes, or cannot be
+    written; it is then as it was, unless the message says that a patch was left.
+    """
+    complete_patches(path.parent)
+    clean_leftovers(path.parent)
+    payload = b"".join(data for _, data in pieces)
+    record = patch_path(path)
+    with lock_folder(path.parent) as lock, delay_signals():
+        facts = _facts(path)
+        if facts is None or file_identity(facts) != identity or os.path.lexists(record):
+            raise OutputError(f"{path}: was changed by somebody else meanwhile; it is left alone")
+        head = _signed({
+            "schema": SCHEMA,
+            "file": inode_identity(facts),
+            "pieces": [[offset, len(data)] for offset, data in pieces],
+            "sha256": hashlib.sha256(payload).hexdigest(),
+        })  # fmt: skip
+        if not head["signature"]:
+            raise OutputError(f"{path}: cannot be changed in place: {NO_KEY}; write a copy with -o")
+        draft = path.parent / temporary_name(record.name)
+        with _removed(draft), as_output_error(path, "cannot be changed"):
+            os.close(_open(path))  # is it there to be written?
+            _send(draft, bounded_json.dumps(head).encode() + b"\n" + payload)
+            os.replace(draft, record)
+            lock.sync()
+        try:
+            _write(path, pieces)
+            _finish(lock, record)
+        except OSError as error:
+            raise output_error(
+                path,
+                f"is partly changed, {record.name} has the rest; the next write into this "
+                "folder completes it, until then the file is not read",
+                error,
+            ) from error
+
+
+def inode_identity(facts: os.stat_result) -> str:
+    """Return what stays of a file while its bytes change: inode, size and owner."""
+    return f"{facts.st_ino}:{facts.st_size}:{facts.st_uid}"
+
+
+def _facts(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def _left(record: Path) -> Note:
+    text = (
+        f"is left alone: it is not signed by the key of this user ({key_path()}); who made it can "
+        "complete it, else check the file it is of and remove it"
+    )
+    return Note("warning", str(record), text, "foreign_journal")
+
+
+def _signed(head: dict[str, Any]) -> dict[str, Any]:
+    return head | {"signature": sign(SCHEMA, bounded_json.dumps(head).encode())}
+
+
+def parse_patch(data: bytes, where: str) -> PatchRecord:
+    """Return what a patch says. Raises FormatError."""
+    line, newline, payload = data.partition(b"\n")
+    value: Any = bounded_json.loads(line, where, max_bytes=_MAX_LINE) if newline else None
+    head = value if isinstance(value, dict) else {}
+    signature = head.pop("signature", "")
+    places = head.get("pieces")
+    if not (
+        head.get("schema") == SCHEMA
+        and isinstance(head.get("file"), str)
+        and isinstance(places, list)
+        and all(_is_place(place) for place in places)
+        and sum(size for _, size in places) == len(payload)
+        and head.get("sha256") == hashlib.sha256(payload).hexdigest()
+    ):
+        raise FormatError(
+            f"{where}: is no whole patch of {SCHEMA}; check the file it is of, then remove it"
+        )
+    pieces, at = [], 0
+    for offset, size in places:
+        pieces.append((offset, payload[at : at + size]))
+        at += size
+    signed = is_signed(SCHEMA, bounded_json.dumps(head).encode(), signature)
+    return PatchRecord(head["file"], pieces, signed)
+
+
+def _is_place(place: object) -> bool:
+    return (
+        isinstance(place, list)
+        and len(place) == 2
+        and all(type(number) is int and 0 <= number < 1 << 62 for number in place)
+    )
+
+
+def _target(name: str) -> str:
+    """Return the name of the file that a patch changes, by the patch's name; "" for others."""
+    return name[1 : -len(SUFFIX)] if name.startswith(".") and name.endswith(SUFFIX) else ""
+
+
+def _record(path: Path, record: Path) -> PatchRecord | None:
+    """Return what a patch still has to write into a file; None if it is another file's."""
+    try:
+        fd = os.open(record, os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0))
+    except OSError:  # gone by now, or a link: ours is a file
+        return None
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_BYTES:
+            return None
+        found = parse_patch(read_at(fd, facts.st_size, 0), str(record))
+    except FormatError:
+        return None  # ours is renamed into place whole
+    finally:
+        os.close(fd)
+    lies = _facts(path)
+    if lies is None or found.file != inode_identity(lies):
+        return None
+    if not all(offset + len(data) <= lies.st_size for offset, data in found.pieces):
+        return None
+    trusted = found.signed and is_owned_by_user(facts) and facts.st_dev == lies.st_dev
+    return replace(found, signed=trusted)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | _FLAGS)
+
+
+def _write(path: Path, pieces: Sequence[Patch]) -> None:
+    fd = _open(path)
+    try:
+        for offset, data in pieces:
+            write_at(fd, memoryview(data), offset)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _finish(lock: LockedFolder, record: Path) -> None:
+    os.unlink(record)
+    with suppress(OSError):
+        lock.sync()  # if a power cut brings the patch back, it is written again without harm
+
+
+def _send(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _removed(draft: Path) -> Iterator[None]:
+    """Remove a draft where its block is not left cleanly."""
+    try:
+        yield
+    except BaseException:
+        remove(draft)
+        raise

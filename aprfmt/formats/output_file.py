@@ -1,0 +1,257 @@
+"""The writer of one output file; `aprfmt.formats.atomic` makes it, publishes it or discards it."""
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from aprfmt.errors import ConversionError, FormatError, OutputError
+from aprfmt.formats.background_sync import BackgroundSync
+from aprfmt.formats.mapped_file import (
+    file_identity,
+    mapped_origin,
+    truncated_files,
+    truncation_line,
+)
+from aprfmt.formats.positional_io import write_at
+from aprfmt.formats.temporary_files import as_output_error
+
+_DIRECT = 64 << 10  # larger pieces are not copied into the buffer
+_BUFFER = 256 << 10
+_EARLY = 16 << 20  # from so many bytes on, the disk takes them while more are written
+_WINDOW = 16 << 20  # bytes per system call, so that an interrupt does not wait long
+_IN_SYSTEM = 1 << 20  # from so many bytes of a mapped file on, the system copies them itself
+# What it says where it cannot: between these files, on this system, or at this place.
+_CANNOT = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM,
+                     errno.EBADF, errno.ETXTBSY, errno.EOVERFLOW))  # fmt: skip
+
+
+def take_mode(fd: int, old: os.stat_result) -> None:
+    """Give an open file the permissions of the file it replaces, to the same group, or to none.
+
+    Set-id bits are not given. A file of another group than the old one's, which only its members
+    and root can change, has that group's bits no wider than everybody's.
+    """
+    if not hasattr(os, "fchmod"):
+        return
+    mode = stat.S_IMODE(old.st_mode) & 0o777
+    if os.fstat(fd).st_gid != old.st_gid:
+        try:
+            os.fchown(fd, -1, old.st_gid)
+        except OSError:
+            mode = mode & ~0o070 | (mode & mode << 3 & 0o070)
+    os.fchmod(fd, mode)
+
+
+class OutputFile:
+    """Sequential writer of one file of a set; made by `FileSet.create`.
+
+    `path` is the requested name, `final` the same with links resolved, `temporary` what is written.
+    `identity`, of the closed file, changes when its bytes do.
+    """
+
+    identity = ""
+
+    def __init__(self, path: Path, temporary: Path, final: Path) -> None:
+        self.path = path
+        self.temporary = temporary
+        self.final = final
+        self.existed = False
+        self._failed = False  # after a failed write the file is never published
+        self._buffer = bytearray()
+        self._written = 0
+        self._fd: int | None = None
+        self._unsynced = 0
+        self._early = BackgroundSync()
+        self._in_system = hasattr(os, "copy_file_range")
+        # Where there is no pwrite, writing at an offset moves the position that others write at.
+        self._turn = nullcontext() if hasattr(os, "pwrite") else threading.Lock()
+
+    def open(self, old: os.stat_result | None) -> None:
+        """Make the temporary file with the mode of the `old` file, or the default mode."""
+        self.existed = old is not None
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        # Never more than the old file allows: who opens it now could read what is written later.
+        mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
+        self._fd = os.open(self.temporary, flags, mode)
+        if old is not None:
+            take_mode(self._fd, old)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the temporary file is open, so that it is one that this run made."""
+        return self._fd is not None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append the bytes of a contiguous buffer; large ones are not copied.
+
+        Raises OutputError, with `errno`, for everything the system refuses.
+        """
+        if self._fd is None:
+            raise ValueError(f"{self.path}: is closed")
+        view = memoryview(data)
+        if not view.nbytes:
+            return  # an empty view of several dimensions cannot be cast
+        view = view.cast("B")
+        self._written += len(view)
+        if len(view) < _DIRECT:
+            self._buffer += view
+            if len(self._buffer) >= _BUFFER:
+                self._flush()
+        else:
+            self._flush()
+            self._send(view)
+
+    def patch(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write over bytes that were written already; the end stays where it is."""
+        if self._fd is None:
+            raise ValueError(f"{self.path}: is closed")
+        view = memoryview(data).cast("B")
+        if not 0 <= offset <= offset + len(view) <= self._written:
+            raise ValueError(f"{self.path}: bytes {offset}+{len(view)} of {self._written}")
+        self._flush()
+        with self._errors("cannot be written"), self._turn:
+            write_at(self._fd, view, offset)
+
+    def skip(self, nbytes: int) -> int:
+        """Go on behind `nbytes` that are written later; return where these begin."""
+        if self._fd is None:
+            raise ValueError(f"{self.path}: is closed")
+        self._flush()
+        start = self._written
+        with self._errors("cannot be written"), self._turn:
+            os.lseek(self._fd, nbytes, os.SEEK_CUR)
+        self._written += nbytes
+        return start
+
+    def leave(self, nbytes: int) -> "OutputRoom":
+        """Go on behind room that others fill, any number of threads."""
+        return OutputRoom(self, self.skip(nbytes), nbytes)
+
+    def place(self, offset: int, data: memoryview) -> None:
+        """Write bytes where room was left; several threads may, each its own."""
+        if self._fd is None:
+            raise ValueError(f"{self.path}: is closed")
+        if data:
+            self._send(data, offset)
+
+    def passes(self, nbytes: int, crc: int) -> bool:
+        """Say whether the next bytes lie here already; in a new file nothing does."""
+        return False
+
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self._written
+
+    def flush(self) -> None:
+        """Hand everything to the system, so that another descriptor reads it."""
+        self._flush()
+
+    def sync(self) -> None:
+        """Have the disk hold what was written so far; what follows may still change it."""
+        if self._fd is not None and not self._failed:
+            self._flush()
+            with self._errors("cannot be synced"):
+                os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Sync and close the file; needed only to limit the number of open files."""
+        if self._failed:
+            raise OutputError(f"{self.path}: an earlier write failed; the file is not published")
+        if self._fd is not None:
+            self._flush()
+            with self._errors("cannot be synced"):
+                self._early.end()
+                os.fsync(self._fd)
+                self.identity = file_identity(os.fstat(self._fd))
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file without syncing it."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with suppress(OSError):
+                self._early.end()
+            with suppress(OSError):
+                os.close(fd)
+
+    def _flush(self) -> None:
+        if self._buffer:
+            buffer, self._buffer = self._buffer, bytearray()
+            self._send(memoryview(buffer))
+
+    def _send(self, view: memoryview, offset: int | None = None) -> None:
+        """Write at the end, or at an offset, which leaves the end where it is."""
+        assert self._fd is not None
+        with self._errors("cannot be written"):
+            while view:
+                count = self._copied(view, offset) or self._write(view[:_WINDOW], offset)
+                view = view[count:]
+                offset = None if offset is None else offset + count
+                self._unsynced += count
+                if self._unsynced >= _EARLY and self._early.begin(self._fd):
+                    self._unsynced = 0
+
+    def _write(self, view: memoryview, offset: int | None) -> int:
+        assert self._fd is not None
+        try:
+            with self._turn:
+                if offset is None:
+                    return os.write(self._fd, view)
+                write_at(self._fd, view, offset)
+                return len(view)
+        except OSError as error:
+            found = truncated_files() if error.errno == errno.EFAULT else []
+            if not found:
+                raise
+            path, had, has = found[0]
+            raise FormatError(truncation_line(path, had, has)) from error
+
+    def _copied(self, view: memoryview, offset: int | None) -> int:
+        """Have the system copy the first bytes of a mapped file's; return how many it did."""
+        lies = mapped_origin(view) if self._in_system and len(view) >= _IN_SYSTEM else None
+        if lies is None or self._fd is None:
+            return 0
+        size = min(len(view), _WINDOW)
+        try:
+            return os.copy_file_range(lies[0], self._fd, size, lies[1], offset)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            self._in_system = False
+            return 0
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            with as_output_error(self.path, what):
+                yield
+        except BaseException:
+            self._failed = True
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRoom:
+    """Bytes of an output from `start` on that any thread writes, each its own of them.
+
+    Errors are those of `OutputFile.write`.
+    """
+
+    file: OutputFile
+    start: int
+    nbytes: int
+
+    def put(self, offset: int, data: bytes | memoryview) -> None:
+        """Write a contiguous buffer at an offset of the room."""
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        if not 0 <= offset <= offset + len(view) <= self.nbytes:
+            raise ConversionError(
+                f"{self.file.path}: bytes {offset}+{len(view)} were given of a tensor of "
+                f"{self.nbytes}"
+            )
+        self.file.place(self.start + offset, view)

@@ -1,0 +1,59 @@
+"""Reading and writing at an offset of an open file, also where the system has no pread and pwrite.
+
+Windows has neither. There the file position is moved and put back, which is not safe for two
+threads on one descriptor: who shares one takes turns (`output_file.OutputFile`).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def read_at(fd: int, size: int, offset: int) -> bytes:
+    """Return up to `size` bytes from byte `offset`; the file position stays where it is.
+
+    Fewer bytes come back only where the file ends. Raises OSError.
+    """
+    pieces = []
+    while size > 0:
+        piece = _pread(fd, size, offset)
+        if not piece:
+            break
+        pieces.append(piece)
+        size, offset = size - len(piece), offset + len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` (a view of bytes) at byte `offset`; the file position stays.
+
+    Raises OSError.
+    """
+    while data:
+        count = _pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _pread(fd: int, size: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(fd, size, offset)
+    with _moved(fd, offset):
+        return os.read(fd, size)
+
+
+def _pwrite(fd: int, data: memoryview, offset: int) -> int:
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, data, offset)
+    with _moved(fd, offset):
+        return os.write(fd, data)
+
+
+@contextmanager
+def _moved(fd: int, offset: int) -> Iterator[None]:
+    """Set the file position to `offset`, and restore it afterwards."""
+    before = os.lseek(fd, 0, os.SEEK_CUR)
+    try:
+        os.lseek(fd, offset, os.SEEK_SET)
+        yield
+    finally:
+        os.lseek(fd, before, os.SEEK_SET)

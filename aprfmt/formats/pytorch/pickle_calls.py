@@ -1,0 +1,290 @@
+"""The functions whose calls torch.save writes, by name: what each call describes.
+
+A row checks its arguments and raises ValueError for others. Arguments as in torch/_utils.py.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aprfmt.formats.cursor import MAX_DIMS
+from aprfmt.formats.pytorch.pickle_reader import describe_value, is_value_class
+from aprfmt.formats.pytorch.pickle_values import (
+    DTYPES,
+    GlobalName,
+    PickledDict,
+    PickledObject,
+    SparseTensorValue,
+    Storage,
+    TensorValue,
+)
+
+_LIMIT = 1 << 62  # of sizes, strides and offsets, as torch's 64 bits hold them
+# numpy's scalars: code of the dtype -> how struct reads it.
+_NUMPY = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
+          "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}  # fmt: skip
+
+
+def describe_call(function: GlobalName, args: tuple[Any, ...]) -> Any:
+    """Return what a call describes; None where the function is not in the table.
+
+    Raises ValueError for arguments that the function is not given.
+    """
+    row = _CALLS.get(str(function))
+    if row is None:
+        return None
+    try:
+        return row(*args)
+    except TypeError as error:
+        raise ValueError(f"its arguments do not fit ({error})") from None
+
+
+def dtype_of(value: Any) -> str:
+    """Return the name of a dtype that a pickle names as torch.NAME."""
+    if isinstance(value, GlobalName) and value.module == "torch" and value.name in DTYPES:
+        return value.name
+    raise ValueError(f"{describe_value(value)} is no dtype that is read here")
+
+
+def _whole(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < _LIMIT:
+        raise ValueError(f"{what} is {describe_value(value) if type(value) is not int else value}")
+    return value
+
+
+def _numbers(value: Any, what: str) -> tuple[int, ...]:
+    if not isinstance(value, tuple | list) or len(value) > MAX_DIMS:
+        raise ValueError(f"{what} is {describe_value(value)}, expected at most {MAX_DIMS} integers")
+    return tuple(_whole(each, what) for each in value)
+
+
+def _tensor(
+    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False,
+    hooks: Any = None, metadata: Any = None,
+) -> TensorValue:  # fmt: skip
+    if not isinstance(storage, Storage):
+        raise ValueError(f"the storage is {describe_value(storage)}")
+    return _of(storage, storage.dtype, offset, size, stride, metadata)
+
+
+def _of(
+    storage: Storage | None, dtype: str, offset: Any, size: Any, stride: Any, metadata: Any = None
+) -> TensorValue:
+    shape, strides = _numbers(size, "the size"), _numbers(stride, "the stride")
+    if len(shape) != len(strides):
+        raise ValueError(f"{len(shape)} sizes and {len(strides)} strides")
+    bits = metadata.pairs if isinstance(metadata, PickledDict) else []
+    shifts = tuple(key for key, value in bits if key in ("conj", "neg") and value is True)
+    start = _whole(offset, "the offset")
+    return TensorValue(storage, dtype, start, shape, strides, shifts=shifts)
+
+
+def _tensor_v3(
+    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, dtype: Any,
+    metadata: Any = None,
+) -> TensorValue:  # fmt: skip
+    if not isinstance(storage, Storage):
+        raise ValueError(f"the storage is {describe_value(storage)}")
+    return _of(storage, dtype_of(dtype), offset, size, stride, metadata)
+
+
+def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None, state: Any = None) -> Any:
+    if not isinstance(data, TensorValue | SparseTensorValue):
+        raise ValueError(f"the data is {describe_value(data)}")
+    if isinstance(data, TensorValue) and not data.kind:
+        data.kind = "Parameter"
+    if isinstance(data, TensorValue):
+        _attributes(data, state)
+    return data
+
+
+def _quantized(
+    storage: Any, offset: Any, size: Any, stride: Any, quantizer: Any, requires_grad: Any = False,
+    hooks: Any = None,
+) -> TensorValue:  # fmt: skip
+    found = _tensor(storage, offset, size, stride)
+    if (
+        not isinstance(quantizer, tuple)
+        or not quantizer
+        or not isinstance(quantizer[0], GlobalName)
+    ):
+        raise ValueError(f"the quantizer is {describe_value(quantizer)}")
+    found.kind = "quantized"
+    found.facts["qscheme"] = quantizer[0].name
+    if quantizer[0].name == "per_tensor_affine" and len(quantizer) == 3:
+        found.facts |= {"scale": quantizer[1], "zero_point": quantizer[2]}
+    elif len(quantizer) == 4:
+        found.parts |= {"scales": quantizer[1], "zero_points": quantizer[2]}
+        found.facts["axis"] = quantizer[3]
+    else:
+        raise ValueError(f"the quantizer {quantizer[0].name} has {len(quantizer)} values")
+    return found
+
+
+def _meta(dtype: Any, size: Any, stride: Any, requires_grad: Any = False) -> TensorValue:
+    return _of(None, dtype_of(dtype), 0, size, stride)
+
+
+def _wrapper(
+    kind: Any, dtype: Any, size: Any, stride: Any, offset: Any, layout: Any, device: Any,
+    requires_grad: Any,
+) -> TensorValue:  # fmt: skip
+    found = _of(None, dtype_of(dtype), offset, size, stride)
+    found.kind = describe_value(kind)
+    return found
+
+
+def _of_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
+    """Describe a subclass: the tensor that it is made from, its class, and its attributes."""
+    if not isinstance(function, GlobalName) or not isinstance(args, tuple):
+        raise ValueError(f"it is made by {describe_value(function)}")
+    if str(function) not in _CALLS:
+        raise ValueError(f"it is made by {describe_value(function)}, which is not in the table")
+    if not isinstance(kind, GlobalName) or not is_value_class(kind):
+        raise ValueError(f"its class is {describe_value(kind)}")
+    if str(function) == _OF_TYPE:
+        raise ValueError("it is made by itself")
+    found = describe_call(function, args)
+    if isinstance(found, TensorValue):
+        if str(kind) not in ("torch.Tensor", "torch._tensor.Tensor"):
+            found.kind = str(kind)
+        _attributes(found, state)
+    return found
+
+
+def _attributes(tensor: TensorValue, state: Any) -> None:
+    """Note the attributes in a state: a dict, or a tuple of one and of slots."""
+    for table in state if isinstance(state, tuple) else (state,):
+        if isinstance(table, PickledDict):
+            tensor.parts |= {key: value for key, value in table.pairs if isinstance(key, str)}
+
+
+def _sparse(layout: Any, data: Any) -> SparseTensorValue:
+    if not isinstance(layout, str) or not isinstance(data, tuple) or len(data) < 3:
+        raise ValueError(f"its layout is {describe_value(layout)}, its data {describe_value(data)}")
+    coo = layout == "torch.sparse_coo"
+    rows = layout in ("torch.sparse_csr", "torch.sparse_bsr")
+    names = ("indices", "values") if coo else (
+        ("crow_indices", "col_indices", "values") if rows
+        else ("ccol_indices", "row_indices", "values")
+    )  # fmt: skip
+    if len(data) <= len(names):
+        raise ValueError(f"{layout} has {len(data)} values")
+    facts = {"layout": layout, "shape": list(_numbers(data[len(names)], "the size"))}
+    return SparseTensorValue(layout, dict(zip(names, data, strict=False)), facts)
+
+
+def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> SparseTensorValue:
+    parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "storage_offsets": offsets}
+    return SparseTensorValue("nested", parts, {"layout": "nested"})
+
+
+def _table(pairs: Any = None, *more: Any) -> PickledDict:
+    if isinstance(pairs, PickledDict):
+        return PickledDict(list(pairs.pairs))
+    if pairs is None or isinstance(pairs, GlobalName):
+        return PickledDict()
+    rows = pairs if isinstance(pairs, list | tuple) else [pairs]
+    if not all(isinstance(row, list | tuple) and len(row) == 2 for row in rows):
+        raise ValueError("it is given no pairs")
+    return PickledDict([(row[0], row[1]) for row in rows])
+
+
+def _members(values: Any = ()) -> list[Any]:
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"it is given {describe_value(values)}")
+    return list(values)
+
+
+def _encode(text: Any, coding: Any = "utf-8") -> bytes:
+    if not isinstance(text, str) or coding not in ("latin1", "latin-1", "utf-8", "ascii"):
+        raise ValueError(f"it is given {describe_value(text)} and {coding!r:.40}")
+    try:
+        return text.encode(coding)
+    except UnicodeEncodeError:
+        raise ValueError(f"its text has no {coding} bytes") from None
+
+
+def _octets(value: Any = b"", *more: Any) -> bytes:
+    if isinstance(value, str) and more and more[0] in ("latin-1", "latin1"):
+        return _encode(value, "latin1")
+    if not isinstance(value, bytes) or more:
+        raise ValueError(f"it is given {describe_value(value)}")
+    return value
+
+
+def _complex(real: Any, imaginary: Any = 0.0) -> complex:
+    if not all(isinstance(each, int | float) for each in (real, imaginary)):
+        raise ValueError(f"it is given {describe_value(real)}")
+    try:
+        return complex(real, imaginary)
+    except OverflowError:
+        raise ValueError("its number is too large") from None
+
+
+def _same(value: Any, *more: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"it is given {describe_value(value)}")
+    return value
+
+
+def _reconstructor(kind: Any, base: Any, state: Any) -> PickledObject:
+    if not isinstance(kind, GlobalName) or not is_value_class(kind):
+        raise ValueError(f"it makes {describe_value(kind)}")
+    return PickledObject(kind)
+
+
+def _numpy_dtype(code: Any, *more: Any) -> PickledObject:
+    return PickledObject(GlobalName("numpy", "dtype"), (code,))
+
+
+def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
+    code = dtype.args[0] if isinstance(dtype, PickledObject) and dtype.args else None
+    row = _NUMPY.get(code) if isinstance(code, str) else None
+    if row is None or not isinstance(data, bytes) or len(data) != struct.calcsize("<" + row):
+        raise ValueError(f"it is no number of a dtype that is read here ({code!r:.40})")
+    order = ">" if isinstance(dtype.state, tuple) and ">" in dtype.state[1:2] else "<"
+    return struct.unpack(order + row, data)[0]
+
+
+def _numpy_array(kind: Any, *more: Any) -> PickledObject:
+    if not isinstance(kind, GlobalName):
+        raise ValueError(f"it makes {describe_value(kind)}")
+    return PickledObject(kind)
+
+
+_OF_TYPE = "torch._tensor._rebuild_from_type_v2"
+_NUMPY_CORE = ("numpy.core.multiarray", "numpy._core.multiarray")
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_v3,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch.nn.parameter.Parameter": _parameter,
+    "torch._utils._rebuild_qtensor": _quantized,
+    "torch._utils._rebuild_meta_tensor_no_storage": _meta,
+    "torch._utils._rebuild_wrapper_subclass": _wrapper,
+    "torch._utils._rebuild_sparse_tensor": _sparse,
+    "torch._utils._rebuild_sparse_csr_tensor": _sparse,
+    "torch._utils._rebuild_nested_tensor": _nested,
+    _OF_TYPE: _of_type,
+    "torch.Size": lambda sizes=(): _numbers(sizes, "the size"),
+    "torch.device": _same,
+    "torch.serialization._get_layout": _same,
+    "collections.OrderedDict": _table,
+    "collections.defaultdict": _table,
+    "collections.Counter": _table,
+    "builtins.dict": _table,
+    "builtins.set": _members,
+    "builtins.frozenset": _members,
+    "builtins.list": _members,
+    "builtins.complex": _complex,
+    "builtins.bytes": _octets,
+    "builtins.bytearray": _octets,
+    "_codecs.encode": _encode,
+    "copyreg._reconstructor": _reconstructor,
+    "numpy.dtype": _numpy_dtype,
+    **{f"{module}.scalar": _numpy_scalar for module in _NUMPY_CORE},
+    **{f"{module}._reconstruct": _numpy_array for module in _NUMPY_CORE},
+}

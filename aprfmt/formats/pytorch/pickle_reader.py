@@ -1,0 +1,401 @@
+"""A pickle read as a description: an interpreter of the opcodes that torch.save writes.
+
+Nothing is imported, called or made. A name becomes a `GlobalName`, a call of one in the table of
+`pickle_calls` becomes what that function would describe, a class becomes a `PickledObject`. Every
+other opcode is an error. Source of the opcodes: the comments of CPython's Lib/pickletools.py.
+"""
+
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aprfmt.base.protocols import Region
+from aprfmt.base.text_escape import shorten
+from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
+from aprfmt.formats.pytorch.pickle_values import GlobalName, PickledDict, PickledObject, TensorValue
+
+MAX_OPCODES = 8_000_000  # 200 thousand tensors; the time and memory that a small file may ask for
+MAX_LONG = 1024  # bytes of one integer: what Python prints without asking
+MAX_NAME = 1024  # bytes of a module or of a name in it
+WINDOW = 256 << 10  # bytes that are fetched at a time of a file that is not here
+MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # protocol 2 has Python 2's names
+# Classes of the standard library that only hold values.
+PLAIN_CLASSES = frozenset(
+    (
+        "argparse.Namespace", "types.SimpleNamespace", "collections.OrderedDict",
+        "collections.Counter", "collections.defaultdict", "collections.deque", "datetime.datetime",
+        "datetime.date", "datetime.time", "datetime.timedelta", "datetime.timezone",
+        "decimal.Decimal", "fractions.Fraction", "uuid.UUID",
+        *(f"pathlib{part}.{kind}{name}" for part in ("", "._local") for kind in ("", "Pure")
+          for name in ("PosixPath", "WindowsPath", "Path")),
+    )
+)  # fmt: skip
+
+
+class Stream:
+    """The bytes of a file from an offset on, for one pickle after another."""
+
+    def __init__(self, region: Region, start: int, end: int, where: str) -> None:
+        self.where = where
+        self.at = start
+        self.end = end
+        self._region = region
+        self._base = self._stop = start
+        self._chunk = memoryview(b"")
+
+    def take(self, count: int, what: str) -> memoryview:
+        """Return the next bytes; TruncatedError where there are not so many."""
+        at = self.at
+        if count > self.end - at:
+            raise TruncatedError(
+                f"{self.where}: {what} at byte {at} needs {count} bytes, {self.end - at} remain; "
+                "the file is cut or damaged"
+            )
+        stop = at + count
+        if stop > self._stop:
+            self._base, self._stop = at, min(self.end, at + max(count, WINDOW))
+            self._chunk = self._region[self._base : self._stop]
+        self.at = stop
+        return self._chunk[at - self._base : stop - self._base]
+
+    def uint(self, size: int, what: str) -> int:
+        """Return the next little-endian unsigned integer."""
+        return int.from_bytes(self.take(size, what), "little")
+
+    def line(self, what: str) -> str:
+        """Return the text up to the next line feed, which has to come soon."""
+        found = bytearray()
+        start = self.at
+        while (byte := self.take(1, what)[0]) != 10:
+            found.append(byte)
+            if len(found) > MAX_NAME:
+                raise FormatError(
+                    f"{self.where}: {what} at byte {start} is longer than {MAX_NAME} bytes; "
+                    "the file is damaged"
+                )
+        return self._text(found, what)
+
+    def text(self, count: int, what: str) -> str:
+        """Return the next bytes as text; pickles spell half surrogate pairs, too."""
+        return self._text(self.take(count, what), what)
+
+    def _text(self, data: bytearray | memoryview, what: str) -> str:
+        try:
+            return str(data, "utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            raise FormatError(
+                f"{self.where}: {what} before byte {self.at} is not UTF-8; the file is damaged"
+            ) from None
+
+
+_MARK = object()
+_STOP = object()
+
+
+class Unpickler:
+    """Reads one pickle of a stream; `load` returns its description.
+
+    `call(function, args)` describes a call, None where the function is not in the table.
+    `resolve` describes a persistent id. `imports` collects every name, in order.
+    """
+
+    def __init__(
+        self, stream: Stream, call: Callable[[GlobalName, tuple[Any, ...]], Any],
+        resolve: Callable[[Any], Any], imports: dict[str, None],
+    ) -> None:  # fmt: skip
+        self.stream = stream
+        self._call = call
+        self._resolve = resolve
+        self._imports = imports
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._begin = 0  # of the opcode that is read
+        self._code = 0
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _name(self) -> str:
+        from pickletools import opcodes
+
+        names = [op.name for op in opcodes if op.code == chr(self._code)]
+        return f"opcode {names[0]}" if names else f"byte {self._code:#04x}"
+
+    def _wrong(self, found: str) -> FormatError:
+        """Return the error of a pickle that no pickler writes."""
+        return FormatError(
+            f"{self.stream.where}: {self._name()} at byte {self._begin} {found}; the pickle is "
+            "damaged, or made by hand: get the file again"
+        )
+
+    def _refused(self, found: str) -> UnsupportedError:
+        """Return the error of what is no description of values."""
+        return UnsupportedError(
+            f"{self.stream.where}: {self._name()} at byte {self._begin} {found}; expected only "
+            "what torch.save writes for tensors, containers and numbers. Loading this file may run "
+            "code: ask for safetensors, or save its state_dict alone"
+        )
+
+    # --- the stack ----------------------------------------------------------------------------
+
+    def _pop(self) -> Any:
+        if not self._stack or self._stack[-1] is _MARK:
+            raise self._wrong("finds nothing on the stack")
+        return self._stack.pop()
+
+    def _top(self) -> Any:
+        if not self._stack or self._stack[-1] is _MARK:
+            raise self._wrong("finds nothing on the stack")
+        return self._stack[-1]
+
+    def _marked(self) -> list[Any]:
+        """Take everything above the last mark."""
+        for at in range(len(self._stack) - 1, -1, -1):
+            if self._stack[at] is _MARK:
+                found = self._stack[at + 1 :]
+                del self._stack[at:]
+                return found
+        raise self._wrong("finds no mark on the stack")
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def load(self) -> Any:
+        """Return the description; FormatError with opcode and position for anything else."""
+        take, opcodes = self.stream.take, _OPCODES
+        for _ in range(MAX_OPCODES):
+            self._begin = self.stream.at
+            self._code = take(1, "an opcode")[0]
+            handler = opcodes.get(self._code)
+            if handler is None:
+                raise self._refused("is not read here")
+            if handler(self) is _STOP:
+                found = self._pop()
+                if self._stack:
+                    raise self._wrong(f"leaves {len(self._stack)} values on the stack")
+                return found
+        raise UnsupportedError(
+            f"{self.stream.where}: more than {MAX_OPCODES} opcodes in one pickle, the limit; "
+            "save fewer values in one file"
+        )
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _proto(self) -> None:
+        protocol = self.stream.uint(1, "a protocol")
+        if not 2 <= protocol <= 5:
+            raise self._refused(f"names protocol {protocol}, which torch.save does not write")
+
+    def _frame(self) -> None:
+        size = self.stream.uint(8, "a frame's length")
+        if size > self.stream.end - self.stream.at:
+            raise TruncatedError(
+                f"{self.stream.where}: a frame at byte {self._begin} needs {size} bytes, "
+                f"{self.stream.end - self.stream.at} remain; the file is cut or damaged"
+            )
+
+    def _int(self, size: int, signed: bool = False) -> None:
+        data = self.stream.take(size, "an integer")
+        self._push(int.from_bytes(data, "little", signed=signed))
+
+    def _long(self, size: int) -> None:
+        count = self.stream.uint(size, "an integer's length")
+        if count > MAX_LONG:
+            raise self._wrong(f"has an integer of {count} bytes; at most {MAX_LONG} are read")
+        self._int(count, signed=True)
+
+    def _float(self) -> None:
+        self._push(struct.unpack(">d", self.stream.take(8, "a number"))[0])
+
+    def _unicode(self, size: int) -> None:
+        count = self.stream.uint(size, "a text's length")
+        self._push(self.stream.text(count, "a text"))
+
+    def _bytes(self, size: int) -> None:
+        count = self.stream.uint(size, "a length of bytes")
+        self._push(bytes(self.stream.take(count, "bytes")))
+
+    def _get(self, size: int) -> None:
+        key = self.stream.uint(size, "a memo's number")
+        if key not in self._memo:
+            raise self._wrong(f"reads memo {key}, which nothing was put in")
+        self._push(self._memo[key])
+
+    def _put(self, size: int) -> None:
+        self._memo[self.stream.uint(size, "a memo's number")] = self._top()
+
+    def _memoize(self) -> None:
+        self._memo[len(self._memo)] = self._top()
+
+    def _tuple(self, count: int) -> None:
+        found = [self._pop() for _ in range(count)]
+        self._push(tuple(reversed(found)))
+
+    def _append(self, values: list[Any]) -> None:
+        target = self._top()
+        if isinstance(target, PickledObject):
+            target = target.rows
+        if not isinstance(target, list):
+            raise self._wrong(f"appends to {describe_value(target)}")
+        target.extend(values)
+
+    def _set_items(self, values: list[Any]) -> None:
+        target = self._top()
+        if isinstance(target, PickledObject):
+            target = target.items
+        if not isinstance(target, PickledDict):
+            raise self._wrong(f"sets items of {describe_value(target)}")
+        if len(values) % 2:
+            raise self._wrong("has a key without a value")
+        target.pairs.extend(zip(values[::2], values[1::2], strict=True))
+
+    def _one(self) -> None:
+        self._append([self._pop()])
+
+    def _pair(self) -> None:
+        value = self._pop()
+        self._set_items([self._pop(), value])
+
+    def _global(self, module: str, name: str) -> None:
+        found = GlobalName(MODULES.get(module, module), name)
+        self._imports[str(found)] = None
+        self._push(found)
+
+    def _global_lines(self) -> None:
+        module = self.stream.line("a module's name")
+        self._global(module, self.stream.line("a name"))
+
+    def _global_stack(self) -> None:
+        name, module = self._pop(), self._pop()
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise self._wrong(
+                f"names {describe_value(module)} and {describe_value(name)}, no texts"
+            )
+        if len(module) > MAX_NAME or len(name) > MAX_NAME:
+            raise self._wrong(f"has a name longer than {MAX_NAME} characters")
+        self._global(module, name)
+
+    def _persistent(self) -> None:
+        try:
+            self._push(self._resolve(self._pop()))
+        except ValueError as error:
+            if isinstance(error, FormatError):
+                raise
+            raise self._wrong(str(error)) from None
+
+    def _reduce(self) -> None:
+        args, function = self._pop(), self._pop()
+        if not isinstance(function, GlobalName) or not isinstance(args, tuple):
+            raise self._wrong(f"calls {describe_value(function)} with {describe_value(args)}")
+        try:
+            found = self._call(function, args)
+        except ValueError as error:
+            if isinstance(error, FormatError):
+                raise
+            raise self._wrong(f"calls {shorten(str(function), 200)}: {error}") from None
+        if found is None and str(function) in PLAIN_CLASSES:
+            found = PickledObject(function, args)
+        if found is None:
+            raise self._refused(f"calls {shorten(str(function), 200)}")
+        self._push(found)
+
+    def _new_object(self) -> None:
+        args, kind = self._pop(), self._pop()
+        if not isinstance(kind, GlobalName) or not isinstance(args, tuple):
+            raise self._wrong(f"makes {describe_value(kind)} with {describe_value(args)}")
+        if str(kind) in ("collections.OrderedDict", "builtins.dict") and not args:
+            self._push(PickledDict())
+            return
+        if not is_value_class(kind):
+            raise self._refused(f"makes {shorten(str(kind), 200)}")
+        self._push(PickledObject(kind, args))
+
+    def _build(self) -> None:
+        state, target = self._pop(), self._top()
+        if isinstance(target, PickledObject):
+            target.state = state
+        elif isinstance(target, TensorValue):
+            target.facts["state"] = state
+        elif not isinstance(target, PickledDict):
+            raise self._wrong(f"sets the state of {describe_value(target)}")
+
+    def _discard(self) -> None:
+        if not self._stack:
+            raise self._wrong("finds nothing on the stack")
+        self._stack.pop()
+
+
+def describe_value(value: Any) -> str:
+    """Return what a described value is, for a message."""
+    if value is _MARK:
+        return "a mark"
+    if isinstance(value, GlobalName):
+        return shorten(str(value), 200)
+    if isinstance(value, PickledObject):
+        return f"an object of {shorten(str(value.kind), 200)}"
+    return f"a {type(value).__name__}"
+
+
+def is_value_class(kind: GlobalName) -> bool:
+    """Say whether a class may be one that only holds values.
+
+    A class of another package is described by its name. Of the standard library, which has classes
+    and functions that act, those of PLAIN_CLASSES are.
+    """
+    return kind.module.partition(".")[0] not in sys.stdlib_module_names or (
+        str(kind) in PLAIN_CLASSES
+    )
+
+
+_OPCODES: Mapping[int, Callable[[Unpickler], Any]] = {
+    ord(code): handler
+    for code, handler in {
+        "\x80": Unpickler._proto,
+        "\x95": Unpickler._frame,
+        ".": lambda self: _STOP,
+        "(": lambda self: self._push(_MARK),
+        "0": Unpickler._discard,
+        "1": lambda self: self._marked() and None,
+        "N": lambda self: self._push(None),
+        "\x88": lambda self: self._push(True),
+        "\x89": lambda self: self._push(False),
+        "J": lambda self: self._int(4, signed=True),
+        "K": lambda self: self._int(1),
+        "M": lambda self: self._int(2),
+        "\x8a": lambda self: self._long(1),
+        "\x8b": lambda self: self._long(4),
+        "G": Unpickler._float,
+        "X": lambda self: self._unicode(4),
+        "\x8c": lambda self: self._unicode(1),
+        "\x8d": lambda self: self._unicode(8),
+        "B": lambda self: self._bytes(4),
+        "C": lambda self: self._bytes(1),
+        "\x8e": lambda self: self._bytes(8),
+        "\x96": lambda self: self._bytes(8),
+        "}": lambda self: self._push(PickledDict()),
+        "]": lambda self: self._push([]),
+        "\x8f": lambda self: self._push([]),  # a set, as its members in order
+        ")": lambda self: self._push(()),
+        "t": lambda self: self._push(tuple(self._marked())),
+        "\x85": lambda self: self._tuple(1),
+        "\x86": lambda self: self._tuple(2),
+        "\x87": lambda self: self._tuple(3),
+        "\x91": lambda self: self._push(self._marked()),
+        "a": Unpickler._one,
+        "e": lambda self: self._append(self._marked()),
+        "\x90": lambda self: self._append(self._marked()),
+        "s": Unpickler._pair,
+        "u": lambda self: self._set_items(self._marked()),
+        "h": lambda self: self._get(1),
+        "j": lambda self: self._get(4),
+        "q": lambda self: self._put(1),
+        "r": lambda self: self._put(4),
+        "\x94": Unpickler._memoize,
+        "c": Unpickler._global_lines,
+        "\x93": Unpickler._global_stack,
+        "Q": Unpickler._persistent,
+        "R": Unpickler._reduce,
+        "\x81": Unpickler._new_object,
+        "b": Unpickler._build,
+    }.items()
+}

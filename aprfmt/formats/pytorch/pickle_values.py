@@ -1,0 +1,136 @@
+"""What a pickle of torch.save describes: tensors, storages, tables and objects, none of them made.
+
+Source: torch/_utils.py, torch/_tensor.py and torch/serialization.py (names and arguments).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# dtype of torch -> (encoding, bytes of an element, values that it takes on a further last axis).
+# Numbers without an encoding here are shown as their parts: complex128 as pairs of F64.
+DTYPES: Mapping[str, tuple[str, int, int]] = {
+    "float32": ("F32", 4, 1),
+    "float64": ("F64", 8, 1),
+    "float16": ("F16", 2, 1),
+    "bfloat16": ("BF16", 2, 1),
+    "int64": ("I64", 8, 1),
+    "int32": ("I32", 4, 1),
+    "int16": ("I16", 2, 1),
+    "int8": ("I8", 1, 1),
+    "uint8": ("U8", 1, 1),
+    "uint16": ("U16", 2, 1),
+    "uint32": ("U32", 4, 1),
+    "uint64": ("U64", 8, 1),
+    "bool": ("BOOL", 1, 1),
+    "complex64": ("C64", 8, 1),
+    "complex128": ("F64", 16, 2),
+    "complex32": ("F16", 4, 2),
+    "float8_e4m3fn": ("F8_E4M3", 1, 1),
+    "float8_e5m2": ("F8_E5M2", 1, 1),
+    "float8_e8m0fnu": ("F8_E8M0", 1, 1),
+    "float8_e4m3fnuz": ("F8_E4M3FNUZ", 1, 1),
+    "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1, 1),
+    "float4_e2m1fn_x2": ("F4", 1, 1),
+    "qint8": ("I8", 1, 1),
+    "quint8": ("U8", 1, 1),
+    "qint32": ("I32", 4, 1),
+    "quint4x2": ("U8", 1, 1),
+    "quint2x4": ("U8", 1, 1),
+    **{f"uint{bits}": ("U8", 1, 1) for bits in range(1, 8)},
+    **{f"int{bits}": ("I8", 1, 1) for bits in range(1, 8)},
+    **{name: ("U8", 1, 1) for name in ("bits8", "bits1x8", "bits2x4", "bits4x2")},
+}
+# The classes of typed storages, torch/storage.py.
+STORAGES: Mapping[str, str] = {
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+    "UntypedStorage": "uint8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalName:
+    """A name that a pickle would have imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Storage:
+    """Bytes that tensors share, by key; `start` is an offset in bytes where it is part of them."""
+
+    key: str
+    dtype: str
+    nbytes: int
+    start: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class TensorValue:
+    """A tensor: offset and strides are in elements of `dtype`, as torch counts them.
+
+    `storage` is None for one without data (meta). `kind` is the class where that is no plain
+    tensor; `facts` what belongs to it beside numbers, `parts` the tensors that do, by suffix.
+    `shifts` are the lazy bits of torch that change its numbers: "conj", "neg".
+    """
+
+    storage: Storage | None
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    kind: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
+    shifts: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class PickledDict:
+    """A dict of any kind, as pairs in the order they were set."""
+
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def get(self, key: str) -> Any:
+        """Return what was set last under a text; None without it."""
+        return next((value for name, value in reversed(self.pairs) if name == key), None)
+
+
+@dataclass(slots=True, eq=False)
+class SparseTensorValue:
+    """A tensor in a layout other than strided, or a nested one: its parts, and facts on it."""
+
+    kind: str
+    parts: dict[str, Any]
+    facts: dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class PickledObject:
+    """An object of a class that is only named: arguments, state, and what was set or appended."""
+
+    kind: GlobalName
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    items: PickledDict = field(default_factory=PickledDict)
+    rows: list[Any] = field(default_factory=list)

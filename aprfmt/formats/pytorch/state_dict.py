@@ -1,0 +1,157 @@
+"""Tensors and single values of a described state by their path: `model.layers.0.weight`."""
+
+from typing import Any
+
+from aprfmt.base.text_escape import shorten
+from aprfmt.errors import FormatError, UnsupportedError
+from aprfmt.formats.cursor import MAX_COUNT
+from aprfmt.formats.pytorch.pickle_values import (
+    GlobalName,
+    PickledDict,
+    PickledObject,
+    SparseTensorValue,
+    Storage,
+    TensorValue,
+)
+
+MAX_DEPTH = 100  # containers in containers
+MAX_VISITS = 2_000_000  # values that are looked at; one that is shared counts each time
+MAX_PATH = 4096  # characters of a name
+ALONE = "tensor"  # the name of a tensor that is all the file holds
+_MODULE = ("_parameters", "_buffers", "_modules")  # of a pickled module, none of them in its names
+_SCALARS = (str, int, float, bool, type(None))
+
+
+class Flattened:
+    """What a description holds: `tensors` and `values` by path, `classes` with their counts."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        self.where = where
+        self.tensors: dict[str, TensorValue] = {}
+        self.values: dict[str, Any] = {}
+        self.classes: dict[str, int] = {}
+        self._visits = 0
+        self._walk(value, (), 0)
+
+    def _walk(self, value: Any, path: tuple[str, ...], depth: int) -> None:
+        self._visits += 1
+        if self._visits > MAX_VISITS:
+            raise UnsupportedError(
+                f"{self.where}: more than {MAX_VISITS} values, counted each time they are shared; "
+                "the limit: save the state_dict alone"
+            )
+        if depth > MAX_DEPTH:
+            raise FormatError(
+                f"{self.where}: containers nest deeper than {MAX_DEPTH}, or hold themselves, at "
+                f"{shorten('.'.join(path), 100)!r}; save the state_dict alone"
+            )
+        if isinstance(value, TensorValue):
+            self._tensor(value, path, depth)
+        elif isinstance(value, SparseTensorValue):
+            for suffix, part in value.parts.items():
+                self._walk(part, (*path, suffix), depth + 1)
+            self._facts(value.facts, path)
+        elif isinstance(value, PickledDict):
+            self._table(value, path, depth)
+        elif isinstance(value, PickledObject):
+            self._object(value, path, depth)
+        elif isinstance(value, list | tuple):
+            self._list(value, path, depth)
+        elif isinstance(value, Storage):
+            size = (value.nbytes,)
+            self._tensor(TensorValue(value, "uint8", 0, size, (1,), "storage"), path, depth)
+        elif isinstance(value, _SCALARS):
+            self._value(path, value)
+        else:  # bytes, complex numbers and names
+            self._value(path, shorten(str(value), 200))
+
+    def _table(self, table: PickledDict, path: tuple[str, ...], depth: int) -> None:
+        last = {}
+        for key, value in table.pairs:
+            last[_key(key)] = value
+        for name, value in last.items():
+            self._walk(value, (*path, name), depth + 1)
+
+    def _list(self, values: list[Any] | tuple[Any, ...], path: tuple[str, ...], depth: int) -> None:
+        if all(isinstance(each, _SCALARS) for each in values):
+            self._visits += len(values)
+            self._value(path, list(values))
+            return
+        for number, value in enumerate(values):
+            self._walk(value, (*path, str(number)), depth + 1)
+
+    def _object(self, value: PickledObject, path: tuple[str, ...], depth: int) -> None:
+        name = str(value.kind)
+        self.classes[name] = self.classes.get(name, 0) + 1
+        rows = value.state if isinstance(value.state, tuple) else (value.state,)
+        for state in rows:
+            if not isinstance(state, PickledDict):
+                continue
+            module = any(key == "_parameters" for key, _ in state.pairs)
+            for key, held in state.pairs:
+                inner = module and key in _MODULE
+                if module and not inner:
+                    continue  # a module's own settings
+                self._walk(held, path if inner else (*path, _key(key)), depth + 1)
+        if value.items.pairs:
+            self._table(value.items, path, depth)
+        if value.rows:
+            self._list(value.rows, path, depth)
+        if value.args and value.state is None:
+            self._list(value.args, (*path, "args"), depth)
+
+    def _tensor(self, value: TensorValue, path: tuple[str, ...], depth: int) -> None:
+        inner = {suffix: part for suffix, part in value.parts.items() if _holds_tensors(part)}
+        if value.storage is not None or not inner:
+            name = self._name(path) or ALONE
+            if name in self.tensors:
+                raise FormatError(
+                    f"{self.where}: two tensors come to the name {shorten(name, 100)!r} by their "
+                    "paths; save one of them alone"
+                )
+            if len(self.tensors) >= MAX_COUNT:
+                raise FormatError(f"{self.where}: more than {MAX_COUNT} tensors, the limit")
+            self.tensors[name] = value
+        for suffix, part in inner.items():
+            self._walk(part, (*path, suffix), depth + 1)
+        self._facts(value.facts, path)
+
+    def _facts(self, facts: dict[str, Any], path: tuple[str, ...]) -> None:
+        for key, fact in facts.items():
+            if isinstance(fact, _SCALARS) or (
+                isinstance(fact, list) and all(isinstance(each, int) for each in fact)
+            ):
+                self._value((*path, key), fact)
+
+    def _value(self, path: tuple[str, ...], value: Any) -> None:
+        if path or not isinstance(value, list):
+            self.values.setdefault(self._name(path) or "value", value)
+
+    def _name(self, path: tuple[str, ...]) -> str:
+        name = ".".join(path)
+        if len(name) > MAX_PATH:
+            raise FormatError(
+                f"{self.where}: a path of {len(name)} characters ({shorten(name, 60)!r}); at most "
+                f"{MAX_PATH} are read"
+            )
+        return name
+
+
+def _key(key: Any) -> str:
+    """Return a key of a dict as a part of a path."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, tuple) and all(isinstance(each, _SCALARS) for each in key):
+        return "(" + ", ".join(str(each) for each in key[:8]) + ")"
+    if isinstance(key, int | float | None | bytes | GlobalName):
+        return str(key)
+    return type(key).__name__
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Say whether an attribute of a tensor is one, or holds some one level below."""
+    if isinstance(value, TensorValue | SparseTensorValue):
+        return True
+    if isinstance(value, PickledDict):
+        return any(isinstance(each, TensorValue) for _, each in value.pairs)
+    return isinstance(value, list | tuple) and any(isinstance(each, TensorValue) for each in value)

@@ -1,0 +1,212 @@
+"""The directory of a zip archive of torch.save: where every record's bytes lie, checked.
+
+torch stores records uncompressed and aligned, so that they are mapped as they lie. A record that is
+compressed or encrypted is refused, as are two that share bytes. Layout source: PKWARE's
+APPNOTE.TXT, sections 4.3.7 (local header), 4.3.12 (directory), 4.3.14 to 4.3.16 (its end).
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aprfmt.base.protocols import ByteSource, Region
+from aprfmt.base.text_escape import shorten
+from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
+from aprfmt.formats.cursor import MAX_COUNT
+
+LOCAL, ENTRY, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
+_END64, _LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
+_LOCAL = struct.Struct("<4s5H3I2H")
+_ENTRY = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_LONG_END = struct.Struct("<4sQ2H2I4Q")
+_LONG_LOCATOR = struct.Struct("<4sIQI")
+_COMMENT = 65535  # bytes of the longest comment behind the end
+_NARROW, _WIDE = 0xFFFF, 0xFFFFFFFF  # in a field whose value stands in a zip64 field
+_MAX_DIRECTORY = 256 << 20
+_DESCRIPTOR = 8  # the flag of a local header whose sizes stand behind the data
+
+
+@dataclass(frozen=True, slots=True)
+class ZipRecord:
+    """One file of the archive: its bytes are [start, start + size) of the whole."""
+
+    name: str
+    header: int
+    start: int
+    size: int
+    crc: int
+
+
+def read_directory(file: ByteSource, where: str) -> dict[str, ZipRecord]:
+    """Return the records by name, in the order of the directory.
+
+    Reads the end of the file, the directory and every local header. Raises FormatError for what
+    does not fit together, UnsupportedError for compressed and encrypted records.
+    """
+    entries = list(_entries(file.view, file.size, where))
+    heads = file.read([(entry.header, entry.header + _LOCAL.size) for entry in entries])
+    records: dict[str, ZipRecord] = {}
+    for entry, head in zip(entries, heads, strict=True):
+        if entry.name in records:
+            raise FormatError(f"{where}: its directory has {entry.name!r} twice; it is damaged")
+        records[entry.name] = _local(entry, bytes(head), file.size, where)
+    names = file.read([(e.header + _LOCAL.size, _name_end(e)) for e in entries])
+    for entry, name in zip(entries, names, strict=True):
+        if bytes(name) != entry.name.encode("utf-8", "surrogateescape"):
+            raise FormatError(
+                f"{where}: the record at byte {entry.header} is {shorten(repr(bytes(name)), 80)}, "
+                f"its directory says {entry.name!r}; it is damaged"
+            )
+    _refuse_overlap(records, where)
+    return records
+
+
+def _name_end(entry: ZipRecord) -> int:
+    return entry.header + _LOCAL.size + len(entry.name.encode("utf-8", "surrogateescape"))
+
+
+def _end(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
+    """Return (number of entries, start and size of the directory, where it has to end)."""
+    base = max(0, size - _END.size - _COMMENT - _LONG_LOCATOR.size)
+    tail = bytes(view[base:size])
+    at = tail.rfind(END)
+    if at < 0 or len(tail) - at < _END.size:
+        raise TruncatedError(
+            f"{where}: no zip directory at its end; the file is cut: get it again whole"
+        )
+    _, disk, first, here, count, length, start, comment = _END.unpack_from(tail, at)
+    if at + _END.size + comment != len(tail):
+        raise FormatError(
+            f"{where}: {len(tail) - at - _END.size - comment} bytes stand behind its directory; it "
+            "is damaged, or something was appended"
+        )
+    stop = base + at
+    place = at - _LONG_LOCATOR.size
+    long_form = place >= 0 and tail[place : place + 4] == _LOCATOR  # torch always writes it
+    if not long_form and (_NARROW in (disk, first, here, count) or _WIDE in (length, start)):
+        raise FormatError(f"{where}: its zip directory has no zip64 locator; it is damaged")
+    if long_form:
+        _, disk, stop, _ = _LONG_LOCATOR.unpack_from(tail, place)
+        if stop + _LONG_END.size > base + place:
+            raise FormatError(f"{where}: its zip64 locator names byte {stop}; it is damaged")
+        long = bytes(view[stop : stop + _LONG_END.size])
+        kind, _, _, _, disk, first, here, count, length, start = _LONG_END.unpack(long)
+        if kind != _END64:
+            raise FormatError(f"{where}: no zip64 directory end at byte {stop}; it is damaged")
+    if disk or first or here != count:
+        raise UnsupportedError(f"{where}: is one of several zip files; join them first")
+    if start + length != stop:
+        raise FormatError(
+            f"{where}: its zip directory is said to take bytes {start}..{start + length}, and has "
+            f"to end at {stop}; something was put before it, or it is damaged"
+        )
+    if length > _MAX_DIRECTORY or count > MAX_COUNT or count * _ENTRY.size > length:
+        raise FormatError(
+            f"{where}: its zip directory claims {count} records in {length} bytes; it is damaged"
+        )
+    return count, start, length, stop
+
+
+def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
+    """Yield what the directory says; `start` is not known yet."""
+    count, begin, length, _ = _end(view, size, where)
+    data = bytes(view[begin : begin + length])
+    at = 0
+    for _ in range(count):
+        if length - at < _ENTRY.size or data[at : at + 4] != ENTRY:
+            raise FormatError(
+                f"{where}: no record of the zip directory at byte {begin + at}; it is damaged"
+            )
+        row = _ENTRY.unpack_from(data, at)
+        flags, method, crc, packed, plain = row[3], row[4], row[7], row[8], row[9]
+        name_size, extra_size, comment_size, disk, header = *row[10:14], row[16]
+        stop = at + _ENTRY.size + name_size + extra_size + comment_size
+        if stop > length:
+            raise FormatError(f"{where}: its zip directory ends inside a record; it is damaged")
+        name = data[at + _ENTRY.size : at + _ENTRY.size + name_size]
+        text = name.decode("utf-8", "surrogateescape")
+        extra = data[at + _ENTRY.size + name_size : stop - comment_size]
+        plain, packed, header = _widened(extra, (plain, packed, header), where)
+        shown = shorten(text, 100)
+        if flags & 1:
+            raise UnsupportedError(f"{where}: {shown!r} is encrypted; decrypt the file first")
+        if method:
+            raise UnsupportedError(
+                f"{where}: {shown!r} is compressed (method {method}, {packed} bytes to {plain}); "
+                "torch.save stores records as they are: save it again with torch, or zip it with -0"
+            )
+        if packed != plain or disk not in (0, _NARROW):
+            raise FormatError(
+                f"{where}: {shown!r} is stored in {packed} bytes and said to have {plain}; "
+                "it is damaged"
+            )
+        if header + _LOCAL.size + name_size + plain > begin:
+            raise TruncatedError(
+                f"{where}: {shown!r} is said to take {plain} bytes from byte {header}, the records "
+                f"end at {begin}; it is damaged"
+            )
+        yield ZipRecord(text, header, 0, plain, crc)
+        at = stop
+    if at != length:
+        raise FormatError(f"{where}: its zip directory has {length - at} bytes too many")
+
+
+def _widened(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
+    """Return the sizes and the offset, those of a zip64 field where it has them."""
+    if _WIDE not in values:
+        return list(values)
+    at = 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<2H", extra, at)
+        if kind == 1 and at + 4 + size <= len(extra):
+            rest = extra[at + 4 : at + 4 + size]
+            found = []
+            for value in values:
+                if value == _WIDE:
+                    if len(rest) < 8:
+                        break
+                    value, rest = int.from_bytes(rest[:8], "little"), rest[8:]
+                found.append(value)
+            if len(found) == len(values):
+                return found
+            break
+        at += 4 + size
+    raise FormatError(
+        f"{where}: a record of its zip directory lacks its zip64 field; it is damaged"
+    )
+
+
+def _local(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
+    """Return the record with the place of its bytes, as its local header gives it."""
+    what = f"{where}: {shorten(entry.name, 100)!r}"
+    if len(head) < _LOCAL.size or head[:4] != LOCAL:
+        raise FormatError(f"{what}: no local zip header at byte {entry.header}; it is damaged")
+    _, _, flags, method, _, _, _, _, plain, name_size, extra_size = _LOCAL.unpack(head)
+    named = len(entry.name.encode("utf-8", "surrogateescape"))
+    later = flags & _DESCRIPTOR and plain == 0
+    if method or flags & 1 or name_size != named or (
+        plain not in (entry.size, _WIDE) and not later
+    ):  # fmt: skip
+        raise FormatError(
+            f"{what}: its local zip header at byte {entry.header} does not say what the directory "
+            "says; it is damaged, or made to be read in two ways"
+        )
+    start = entry.header + _LOCAL.size + name_size + extra_size
+    if start + entry.size > size:
+        raise TruncatedError(
+            f"{what} needs bytes {start}..{start + entry.size}, the file has {size}; get it again"
+        )
+    return ZipRecord(entry.name, entry.header, start, entry.size, entry.crc)
+
+
+def _refuse_overlap(records: Mapping[str, ZipRecord], where: str) -> None:
+    """Raise FormatError where two records share bytes, which makes a small file a large one."""
+    for before, after in pairwise(sorted(records.values(), key=lambda row: row.header)):
+        if before.start + before.size > after.header:
+            raise FormatError(
+                f"{where}: {shorten(before.name, 100)!r} ({before.header}.."
+                f"{before.start + before.size}) overlaps {shorten(after.name, 100)!r}, which "
+                f"begins at {after.header}; it is damaged, or made to be large"
+            )

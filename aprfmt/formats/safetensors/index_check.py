@@ -1,0 +1,149 @@
+"""Where the index of a sharded model does not fit the shards beside it.
+
+Loaders open the file that the index names for a tensor and look nowhere else. So a tensor in
+another shard, or in a file that no index names, is not found though it is there.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aprfmt.errors import FormatError
+from aprfmt.formats.mapped_file import open_bytes
+from aprfmt.formats.safetensors.parse import parse
+from aprfmt.remote.paths import is_remote
+
+SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+_SUFFIX = ".safetensors.index.json"
+REMEDY = "aprfmt repair --index"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFault:
+    """One kind of fault: the sentence, every tensor or file of it, examples (listed, found)."""
+
+    says: str
+    where: tuple[str, ...]
+    examples: tuple[tuple[str, str], ...] = ()
+
+
+def check_map(
+    path: Path, weight_map: Mapping[str, str], stored: Mapping[str, set[str]],
+    faults: list[IndexFault] | None,
+) -> None:  # fmt: skip
+    """Hold a weight map to the names that each shard stores.
+
+    What does not fit goes to `faults`; without them FormatError is raised for the first.
+    """
+    homes = {name: file for file, names in stored.items() for name in names}
+    moved = [name for name, file in weight_map.items() if homes.get(name, file) != file]
+    absent = [name for name, file in weight_map.items() if file in stored and name not in homes]
+    loose = [name for name in homes if name not in weight_map]
+    if faults is None:
+        _refuse(path, weight_map, homes, moved, absent, loose)
+        return
+    if moved:
+        examples = tuple((f"{name} in {homes[name]}", weight_map[name]) for name in moved)
+        says = f"the index names another shard than the one that holds it for {_many(moved)}"
+        faults.append(IndexFault(says, tuple(moved), examples))
+    if absent:
+        first = f"{absent[0]!r}, said to be in {weight_map[absent[0]]}"
+        says = f"the index names {_many(absent)} that no shard holds ({first})"
+        faults.append(IndexFault(says, tuple(absent)))
+    if loose:
+        says = f"the index does not name {_many(loose)} that its shards hold ({loose[0]!r})"
+        faults.append(IndexFault(says, tuple(loose)))
+
+
+def _refuse(
+    path: Path, weight_map: Mapping[str, str], homes: Mapping[str, str], moved: Sequence[str],
+    absent: Sequence[str], loose: Sequence[str],
+) -> None:  # fmt: skip
+    todo = f"make the index anew: {REMEDY} {path.parent}"
+    for name in (*absent, *moved):
+        there = f"it is in {homes[name]}" if name in homes else "no other shard does"
+        raise FormatError(
+            f"{path}: tensor {name!r} is said to be in {weight_map[name]}, which does not hold it; "
+            f"{there}; get the files of one model again, or {todo}"
+        )
+    for name in loose:
+        raise FormatError(
+            f"{path}: {homes[name]} holds tensor {name!r}, which the index does not list; get the "
+            f"files of one model again, or {todo}"
+        )
+
+
+def replacing_shards(
+    path: Path, homes: Mapping[str, Path], faults: list[IndexFault] | None
+) -> dict[str, Path] | None:
+    """Return the whole set of shards beside an index that names no file that is there; else None.
+
+    Without `faults` FormatError says so instead.
+    """
+    if is_remote(path) or any(home.exists() for home in homes.values()):
+        return None
+    found = complete_set(path)
+    if not found:
+        return None
+    names = list(homes)
+    says = (
+        f"the index is stale: none of the {len(names)} shards it names is there ({names[0]}), "
+        f"while another set of {len(found)} is, whole"
+    )
+    if faults is None:
+        raise FormatError(
+            f"{path}: {says} ({next(iter(found))}); make the index anew: {REMEDY} {path.parent}"
+        )
+    pairs = tuple((there, named) for there, named in zip(found, names, strict=False))
+    faults.append(IndexFault(says, tuple(names), pairs))
+    return found
+
+
+def complete_set(path: Path) -> dict[str, Path]:
+    """Return the one whole numbered set of shards of an index's stem in its folder, or {}."""
+    sets: dict[str, dict[str, Path]] = {}
+    for one in sorted(path.parent.iterdir()):
+        match = SHARD.fullmatch(one.name)
+        if match and match["stem"] == path.name.removesuffix(_SUFFIX):
+            sets.setdefault(match["count"], {})[one.name] = one
+    whole = [held for count, held in sets.items() if len(held) == int(count)]
+    return whole[0] if len(whole) == 1 else {}
+
+
+def unlisted_files(path: Path, stored: Mapping[str, set[str]]) -> Iterator[IndexFault]:
+    """Yield the files beside a set that are named like it, and whose tensors it does not hold."""
+    if is_remote(path):
+        return
+    held = {name for names in stored.values() for name in names}
+    for one in sibling_files(path):
+        names = _names(one) if one.name not in stored else []
+        if names and held.isdisjoint(names):
+            says = f"{one.name} holds {_many(names)} and is in no index ({names[0]}, ...)"
+            yield IndexFault(says, tuple(names))
+
+
+def sibling_files(path: Path) -> list[Path]:
+    """Return the safetensors files in an index's folder that are named like its shards."""
+    stem = path.name.removesuffix(_SUFFIX)
+    return sorted(
+        one for one in path.parent.glob(f"{stem}-*.safetensors") if not one.name.startswith(".")
+    )
+
+
+def _many(names: Sequence[str]) -> str:
+    return f"{len(names)} tensor{'s' * (len(names) != 1)}"
+
+
+def _names(path: Path) -> list[str]:
+    """Return the names of a file's tensors, none where it cannot be read."""
+    try:
+        file = open_bytes(path)
+    except OSError:
+        return []
+    try:
+        return list(parse(file.view, str(path)).infos)
+    except FormatError:
+        return []
+    finally:
+        file.close()

@@ -1,0 +1,285 @@
+"""Hidden temporary names, who owns them, and the few system calls that publishing needs.
+
+A temporary name is `.NAME.<pid>-<host>-<random>.aprfmt-tmp`, in the folder of the file it will
+become. By `pid` and `host_id` (host and process namespace) a later run knows which files a killed
+run left, and which ones a running process still writes.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import signal
+import stat
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+
+from aprfmt.errors import AprfmtError, OutputError
+
+SUFFIX = ".aprfmt-tmp"
+STALE_SECONDS = 24 * 3600  # age of files of another host or container, whose pids cannot be checked
+LOCK_SECONDS = 30  # a folder is locked for a few renames only
+_MAX_STEM = 150  # bytes of the name kept; with everything else stays below the usual 255
+_NAME = re.compile(
+    r"\..*\.(?P<pid>[0-9]{1,9})-(?P<place>[0-9a-f]{8})-[0-9a-f]{8}" + re.escape(SUFFIX), re.DOTALL
+)
+
+# What the user can do about an error.
+_TODO = {
+    errno.ENOSPC: "free some space or write elsewhere",
+    errno.EDQUOT: "your quota is used up: free some space or write elsewhere",
+    errno.EROFS: "write elsewhere",
+    errno.EACCES: "allow writing in that folder or write elsewhere",
+    errno.EPERM: "allow writing in that folder or write elsewhere",
+    errno.ENOENT: "make the folder first",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EFBIG: "the file system or a limit (ulimit -f) forbids files of this size",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EIO: "the disk reports a fault",
+}
+
+
+def output_error(path: Path | str, what: str, error: OSError | ValueError) -> OutputError:
+    """Return the OutputError that says which output failed, why, and what to do."""
+    number = error.errno if isinstance(error, OSError) else None
+    reason = os.strerror(number) if number else str(error)
+    todo = f"; {_TODO[number]}" if number in _TODO else ""
+    result = OutputError(f"{path}: {what}: {reason}{todo}")
+    if number:
+        result.errno = number
+    return result
+
+
+@contextmanager
+def as_output_error(path: Path | str, what: str) -> Iterator[None]:
+    """Turn OSError, and ValueError for a NUL in the name, into OutputError."""
+    try:
+        yield
+    except AprfmtError:
+        raise
+    except (OSError, ValueError) as error:
+        raise output_error(path, what, error) from error
+
+
+@lru_cache(maxsize=1)
+def host_id() -> str:
+    """Return 8 hex digits for this host and process namespace; pids are unique only within it."""
+    import platform
+
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return hashlib.sha256(f"{platform.node()}\0{namespace}".encode()).hexdigest()[:8]
+
+
+def temporary_name(name: str) -> str:
+    """Return a fresh temporary name for a file or folder called `name`."""
+    raw = os.fsencode(name)
+    if len(raw) > _MAX_STEM:
+        name = raw[:_MAX_STEM].decode("utf-8", "ignore")
+    return f".{name}.{os.getpid()}-{host_id()}-{os.urandom(4).hex()}{SUFFIX}"
+
+
+def is_temporary(name: str) -> bool:
+    """Say whether `name` is one that `temporary_name` makes."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _alive(pid: int) -> bool:
+    if os.name == "nt":
+        return True  # on Windows os.kill(pid, 0) ends the process: go by the age instead
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _stale(name: str, status: os.stat_result) -> bool:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return False
+    if match["place"] == host_id():  # not by age: the first shards of a long run are old
+        return not _alive(int(match["pid"]))
+    return time.time() - status.st_mtime > STALE_SECONDS
+
+
+def remove_leftovers(folder: Path, needed: Collection[str]) -> None:
+    """Remove files of ended runs in `folder`, but for those that a journal still needs."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if not entry.name.endswith(SUFFIX) or entry.name in needed:
+                    continue
+                if _stale(entry.name, entry.stat(follow_symlinks=False)):
+                    remove(Path(entry.path))
+
+
+def remove(path: Path) -> None:
+    """Remove a temporary file, or a temporary folder with its files; never raises OSError.
+
+    Only one folder deep, as outputs are; deeper folders belong to other programs.
+    """
+    _remove(path, depth=1)
+
+
+def _remove(path: Path, depth: int) -> None:
+    with suppress(OSError):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        folder = _descriptor(path)
+        if folder is not None:
+            _empty(folder, depth)
+        else:
+            for name in os.listdir(path):
+                with suppress(OSError):
+                    if depth:
+                        _remove(path / name, depth - 1)
+                    else:
+                        os.unlink(path / name)
+        os.rmdir(path)
+
+
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_BY_DESCRIPTOR = hasattr(os, "O_DIRECTORY") and {os.open, os.unlink, os.rmdir} <= os.supports_dir_fd
+
+
+def _descriptor(path: Path) -> int | None:
+    """Open a folder to be emptied, so that a link which comes in its place is not followed.
+
+    None where the system cannot do that, or has no descriptor left. Raises OSError for a link.
+    """
+    try:
+        return os.open(path, _FOLDER) if _BY_DESCRIPTOR else None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        return None
+
+
+def _empty(folder: int, depth: int) -> None:
+    """Remove what an open folder holds, `depth` folders deep, and close it."""
+    try:
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                if depth and stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+                    _empty(os.open(name, _FOLDER, dir_fd=folder), depth - 1)
+                    os.rmdir(name, dir_fd=folder)
+                else:
+                    os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the entries of `folder` to disk, if the system can sync folders."""
+    fd = _open_folder(folder)
+    if fd is not None:
+        try:
+            _sync_entries(fd)
+        finally:
+            os.close(fd)
+
+
+def _open_folder(folder: Path) -> int | None:
+    directory = getattr(os, "O_DIRECTORY", None)  # absent on Windows, which opens no folders
+    return None if directory is None else os.open(folder, os.O_RDONLY | directory)
+
+
+def _sync_entries(fd: int) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without folder sync
+            raise
+
+
+class LockedFolder:
+    """A folder in which only one run at a time renames; `sync` writes its entries to disk."""
+
+    def __init__(self, path: Path, fd: int | None) -> None:
+        self.path = path
+        self._fd = fd
+
+    def sync(self) -> None:
+        """Fsync the folder."""
+        if self._fd is not None:
+            _sync_entries(self._fd)
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[LockedFolder]:
+    """Hold the folder's advisory lock; on file systems without locks, hold none.
+
+    Raises OutputError if another run holds it for `LOCK_SECONDS`. Not reentrant.
+    """
+    fd = _open_folder(folder)
+    try:
+        if fd is not None:
+            _lock(fd, folder)
+        yield LockedFolder(folder, fd)
+    finally:
+        if fd is not None:
+            os.close(fd)  # closing releases the lock
+
+
+def _lock(fd: int, folder: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        return
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise OutputError(
+                    f"{folder}: another run has been publishing into this folder for "
+                    f"{LOCK_SECONDS} s; wait for it or end it, then run again"
+                ) from None
+            time.sleep(0.02)
+        except OSError:
+            return
+        else:
+            return
+
+
+@contextmanager
+def delay_signals() -> Iterator[None]:
+    """Delay SIGINT and SIGTERM until the block is done, then deliver them.
+
+    It uses handlers, not a signal mask: a mask covers one thread, and numpy or torch start others.
+    Outside the main thread Python raises no signals, so nothing needs to be delayed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append(number)
+
+    before = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            handler = signal.getsignal(number)
+            if number not in before and handler not in (None, signal.SIG_IGN):
+                before[number] = handler
+                signal.signal(number, hold)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(held):
+            signal.raise_signal(number)

@@ -1,0 +1,53 @@
+"""A mapped file that is cut while it is read: one line instead of the end of the process.
+
+The system says so by SIGBUS, in the middle of whatever reads the page. No exception can come of
+that: a handler of Python's own would never run, as the read is tried again and again. So the C
+library calls ours there and then, which removes unfinished output, says the line and ends.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from aprfmt.formats.cleanup import discard_open
+from aprfmt.formats.mapped_file import truncated_files, truncation_line
+
+_kept: list[Any] = []  # what the C library calls must outlive everything
+
+
+def exit_on_truncation(say: Callable[[str], int]) -> None:
+    """Have `say` print what is wrong, from now on, and the process end with what it returns.
+
+    Does nothing where the system has no such signal, or the program handles it itself.
+    """
+    number = getattr(signal, "SIGBUS", None)
+    if number is None or _kept or signal.getsignal(number) != signal.SIG_DFL:
+        return
+    import ctypes
+
+    def cut(_: int) -> None:
+        code = 2
+        try:
+            discard_open()
+            code = say(_line())
+        finally:
+            os._exit(code)  # what was interrupted cannot go on
+
+    try:
+        install = ctypes.CDLL(None).signal
+    except (AttributeError, OSError, TypeError):
+        return
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(cut)
+    install.argtypes, install.restype = (ctypes.c_int, type(handler)), ctypes.c_void_p
+    _kept.append(handler)
+    if threading.current_thread() is threading.main_thread():
+        install(number, handler)
+
+
+def _line() -> str:
+    found = truncated_files()
+    if not found:
+        return "a mapped file cannot be read: its disk fails, or it was cut meanwhile; start again"
+    return truncation_line(*found[0])

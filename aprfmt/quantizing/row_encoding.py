@@ -1,0 +1,65 @@
+"""Encodes the rows of a tensor on several threads; the only place that cuts a weight for this."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.codecs import encode
+from aprfmt.codecs.parallel import cpu_count, run
+from aprfmt.errors import CodecError
+
+SMALLEST = 1 << 14  # elements below which encoding is not worth a thread of its own
+
+
+def encode_rows(
+    encoding: str,
+    values: NDArray[Any],
+    *,
+    fma: Literal["fused", "strict"] = "fused",
+    importance: NDArray[Any] | None = None,
+    first: int = 0,
+    expert_rows: int = 0,
+    threads: int = 0,
+) -> bytes:
+    """Return the blocks of whole rows `values` [..., columns].
+
+    `importance` weighs columns. If it holds several rows of columns, each of them applies to
+    `expert_rows` rows of the tensor; `first` is the number of the tensor's row that `values` begin
+    with. `threads` 0 means every processor. Raises CodecError as the codecs do, and for an encoding
+    that needs companion tensors.
+    """
+    workers = threads or cpu_count()
+    columns = max(values.shape[-1] if values.ndim else 1, 1)
+    rows = values.reshape(-1, columns)
+    own = importance is not None and importance.size > columns
+    step = max(1, -(-len(rows) // workers), SMALLEST // columns)
+    if encoding_row(encoding).flat:
+        step = max(1, len(rows))  # blocks cross row ends
+    cuts: list[tuple[int, int, Any]] = []
+    start = 0
+    while start < len(rows):
+        stop, weights = min(start + step, len(rows)), importance
+        if own and importance is not None:
+            expert, inside = divmod(first + start, expert_rows)
+            stop = min(stop, start + expert_rows - inside)
+            weights = importance[expert * columns : (expert + 1) * columns]
+        cuts.append((start, stop, weights))
+        start = stop
+    pieces: list[bytes] = [b""] * max(1, len(cuts))
+
+    def task(index: int) -> Callable[[], None]:
+        low, high, weights = cuts[index] if cuts else (0, 0, importance)
+
+        def work() -> None:
+            part = values if len(pieces) == 1 else rows[low:high]
+            found = encode(encoding, part, fma=fma, importance=weights)
+            if list(found) != [""]:
+                raise CodecError(f"{encoding}: needs companion tensors beside its blocks")
+            pieces[index] = bytes(found[""])
+
+        return work
+
+    run([task(index) for index in range(len(pieces))], workers)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

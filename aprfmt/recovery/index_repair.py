@@ -1,0 +1,98 @@
+"""The index of a sharded model, made anew from what its shards hold."""
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from aprfmt.errors import FormatError, OutputError, UsageError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.mapped_file import open_bytes
+from aprfmt.formats.safetensors.index_check import SHARD, sibling_files
+from aprfmt.formats.safetensors.parse import parse
+from aprfmt.formats.shard_index import parse_index
+from aprfmt.formats.shard_set import MAX_INDEX
+from aprfmt.model.hf_folder import INDEX
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenIndex:
+    """An index that was written: its file and size, how many tensors, and the shards it names."""
+
+    path: Path
+    size: int
+    tensors: int
+    shards: tuple[str, ...]
+
+
+def write_index(folder: Path, output: Path | None = None, *, force: bool = False) -> WrittenIndex:
+    """Write the index of a folder's shards over the one it has, or to `output`.
+
+    Every shard is one that is named like the set (`model-*.safetensors`). What the old index says
+    besides names and `total_size` is kept. Raises UsageError where there are no shards or one of a
+    numbered set is missing, FormatError for a shard that cannot be read and for a name that two
+    shards hold: then nothing is written.
+    """
+    path = folder if folder.name.endswith(".index.json") else folder / INDEX
+    if not path.parent.is_dir():
+        raise UsageError(f"{folder}: no such folder; give the folder that holds the shards")
+    shards = sibling_files(path)
+    if not shards:
+        raise UsageError(
+            f"{path.parent}: holds no shards; expected files named like "
+            "model-00001-of-00002.safetensors; one file needs no index"
+        )
+    _refuse_missing(path, shards)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for shard in shards:
+        with ExitStack() as stack:
+            file = open_bytes(shard)
+            stack.callback(file.close)
+            parsed = parse(file.view, str(shard))
+            for name, info in parsed.infos.items():
+                stored = parsed.carried.get(name, name)
+                if stored in weight_map:
+                    raise FormatError(
+                        f"{path.parent}: tensor {stored!r} stands in {weight_map[stored]} and in "
+                        f"{shard.name}; take the file away that is not of this model"
+                    )
+                weight_map[stored] = shard.name
+                total += info.nbytes
+    index = {"metadata": {**_metadata(path), "total_size": total}, "weight_map": weight_map}
+    data = (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    target = path if output is None else output
+    if output is not None and output.exists() and not force:
+        raise OutputError(f"{output}: exists; use --force to replace it")
+    with FileSet(force=True) as files:
+        files.create(target).write(data)
+    return WrittenIndex(target, len(data), len(weight_map), tuple(shard.name for shard in shards))
+
+
+def _refuse_missing(path: Path, shards: list[Path]) -> None:
+    """Raise UsageError where a numbered set lacks a shard: its tensors would vanish unsaid."""
+    counts: dict[str, set[int]] = {}
+    for shard in shards:
+        match = SHARD.fullmatch(shard.name)
+        if match:
+            counts.setdefault(match["count"], set()).add(int(match["number"]))
+    for count, numbers in counts.items():
+        lacking = sorted({*range(1, int(count) + 1)} - numbers)
+        if lacking and int(count) < 100_000:
+            raise UsageError(
+                f"{path.parent}: shard {lacking[0]} of {int(count)} is missing; an index without "
+                "it would hide that; get the file, or take the other shards of that set away"
+            )
+
+
+def _metadata(path: Path) -> dict[str, object]:
+    """Return the metadata of the index that is there, {} where it cannot be read."""
+    if not path.is_file():
+        return {}
+    file = open_bytes(path)
+    try:
+        return dict(parse_index(file.view[: MAX_INDEX + 1], path)[1])
+    except FormatError:
+        return {}
+    finally:
+        file.close()

@@ -1,0 +1,243 @@
+"""What may be connected to: schemes, hosts, plain http, and steps of redirects."""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from urllib.parse import SplitResult, urlsplit
+
+from aprfmt.base.text_escape import shorten
+from aprfmt.errors import RemoteError
+
+Resolver = Callable[[str, int], Sequence[str]]
+IP = ipaddress.IPv4Address | ipaddress.IPv6Address
+PORTS = {"http": 80, "https": 443}
+
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+MAX_HOST = 253  # characters of a host's name (RFC 1035, 2.3.4, as text)
+
+# What ipaddress takes for global, or did in some Python version, and nobody reaches from anywhere.
+# Sources: the IANA special-purpose registries, IPv6 unicast allocations, and the RFCs named.
+_NOT_PUBLIC = tuple(map(ipaddress.ip_network, (
+    "192.0.0.0/24",  # IETF protocol assignments, RFC 6890
+    "192.88.99.0/24",  # relays of 6to4, RFC 7526
+    "224.0.0.0/4", "240.0.0.0/4",  # multicast, reserved
+    "::/96",  # IPv4-compatible, RFC 4291 2.5.5.1
+    "64:ff9b:1::/48",  # NAT64 of one's own network, RFC 8215
+    "100::/16",  # discarded, RFC 6666 and RFC 9780
+    "2001::/23",  # IETF protocol assignments, with Teredo 2001::/32, RFC 4380
+    "2001:db8::/32", "3fff::/20",  # documentation
+    "2002::/16",  # 6to4, RFC 3056: leads to the IPv4 address it holds
+    "5f00::/16",  # segment routing, RFC 9602
+    "fec0::/10",  # site-local, RFC 3879
+)))  # fmt: skip
+_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is assigned as global unicast
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
+# Where the last 32 bits are an IPv4 address too, or may be: IPv4-compatible addresses, those of
+# RFC 2765, and NAT64 of one's own network.
+_LAST_32_BITS = (_NAT64, *map(ipaddress.ip_network, (
+    "::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48",
+)))  # fmt: skip
+
+# Where clouds tell a machine its secrets. Sources: the providers' own pages.
+_METADATA = tuple(map(ipaddress.ip_address, (
+    "169.254.169.254",  # AWS, Google, Azure, OpenStack, Oracle, DigitalOcean
+    "169.254.170.2", "169.254.170.23",  # AWS containers
+    "169.254.169.253", "169.254.169.123",  # AWS name server and clock
+    "100.100.100.200",  # Alibaba
+    "168.63.129.16",  # Azure's host
+    "192.0.0.192",  # Oracle's older machines
+    "fd00:ec2::254", "fd00:ec2::23",  # AWS by IPv6
+    "fd20:ce::254",  # Google by IPv6
+)))  # fmt: skip
+
+
+class Reach(IntEnum):
+    """From where an address is reached: what is nearer is more private."""
+
+    METADATA = 0  # of a cloud's own machines, or of one link
+    HERE = 1
+    PRIVATE = 2
+    PUBLIC = 3
+
+
+@dataclass
+class AddressPolicy:
+    """What the user allowed."""
+
+    plain_http: bool = False  # --allow-http: to other machines too
+
+
+POLICY = AddressPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTarget:
+    """Where a request goes. `line` is what stands in its first line: path and query."""
+
+    scheme: str
+    host: str
+    port: int
+    line: str
+
+    @property
+    def shown(self) -> str:
+        """The address without its query, which may be a signature."""
+        port = "" if self.port == PORTS[self.scheme] else f":{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}{port}{self.line.partition('?')[0]}"
+
+    @property
+    def server(self) -> tuple[str, str, int]:
+        """What connections are kept by."""
+        return self.scheme, self.host, self.port
+
+
+def url_parts(url: str) -> SplitResult | None:
+    """Return the parts of a URL, None for text that cannot be taken apart.
+
+    That is a bracket without its pair, a bracket around no IPv6 address, or a port that is no
+    number of 16 bits.
+    """
+    try:
+        parts = urlsplit(url)
+        parts.port, parts.hostname  # noqa: B018  they raise what urlsplit leaves for later
+    except ValueError:
+        return None
+    return parts
+
+
+def parse_target(url: str, where: str) -> RequestTarget:
+    """Take a URL apart. Raises RemoteError for text that is not a URL, or not http or https."""
+    parts = url_parts(url)
+    host = parts.hostname if parts is not None else None
+    if parts is None or parts.scheme not in PORTS or not host:
+        other = parts is not None and parts.scheme and parts.scheme not in PORTS
+        shown = f"a {shorten(parts.scheme, 40)} address" if parts and other else "no whole address"
+        raise RemoteError(f"{where}: leads to {shown}; expected https://HOST/...")
+    line = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if any(ord(char) <= 32 or ord(char) >= 127 for char in line + host):
+        raise RemoteError(
+            f"{where}: its address holds blanks, control characters or characters beyond ASCII; "
+            "percent-encode them"
+        )
+    if not is_host(host):
+        raise RemoteError(
+            f"{where}: {shorten(host, 60)!r} is no name of a host; expected labels of 1 to 63 "
+            f"letters, digits and hyphens, {MAX_HOST} characters in all, or an IP address"
+        )
+    return RequestTarget(parts.scheme, host, parts.port or PORTS[parts.scheme], line)
+
+
+def is_host(text: str) -> bool:
+    """Return whether text is an IP address or a host's name as name servers take it (RFC 1123)."""
+    if ":" in text:
+        try:
+            return ipaddress.IPv6Address(text).scope_id is None
+        except ValueError:
+            return False
+    labels = text.removesuffix(".").split(".")
+    return len(text) <= MAX_HOST and all(map(_LABEL.fullmatch, labels))
+
+
+def resolve_host(host: str, port: int) -> Sequence[str]:
+    """Return the addresses of a host. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(row[4][0]) for row in found))
+
+
+def _ip(address: str) -> IP:
+    """Return an IP address; of one that only spells an IPv4 address (::ffff:0:0/96), that."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return mapped or ip
+
+
+def _led_to(ip: IP) -> list[ipaddress.IPv4Address]:
+    """Return the IPv4 addresses that a router may send packets of an IPv6 address to."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return []
+    found = [each for each in (ip.sixtofour, *(ip.teredo or ())) if each is not None]
+    if any(ip in network for network in _LAST_32_BITS):
+        found.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+    return found
+
+
+def is_public(address: str) -> bool:
+    """Return whether an IP address is reachable from anywhere.
+
+    An address of NAT64 (64:ff9b::/96) is what it leads to, since networks without IPv4 of their own
+    reach all of it that way.
+    """
+    ip = _ip(address)
+    if ip in _NAT64:
+        return is_public(str(_led_to(ip)[-1]))
+    if isinstance(ip, ipaddress.IPv6Address) and ip not in _UNICAST:
+        return False
+    return ip.is_global and not any(ip in network for network in _NOT_PUBLIC)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an IP address is this machine's own."""
+    return _ip(address).is_loopback
+
+
+def is_metadata(address: str) -> bool:
+    """Return whether an IP address is of one link, or where a cloud tells a machine its secrets."""
+    ip = _ip(address)
+    led = [ip, *_led_to(ip)]
+    return any(each.is_link_local or each in _METADATA for each in led)
+
+
+def address_reach(address: str) -> Reach:
+    """Return from where an IP address is reached."""
+    if is_metadata(address):
+        return Reach.METADATA
+    if is_loopback(address) or _ip(address).is_unspecified:
+        return Reach.HERE
+    return Reach.PUBLIC if is_public(address) else Reach.PRIVATE
+
+
+_ONE = {Reach.METADATA: "one of a metadata service or a single link",
+        Reach.HERE: "one of this machine", Reach.PRIVATE: "a private one"}  # fmt: skip
+
+
+def check_connection(
+    to: RequestTarget,
+    addresses: Sequence[str],
+    before: tuple[RequestTarget, Sequence[str]] | None,
+    where: str,
+) -> None:
+    """Raise RemoteError for a connection that must not be made.
+
+    `before` is the target (with its addresses) that redirected to this one. A step may not lead to
+    an address that is nearer than where it comes from: from public to private, from private to this
+    machine, from anywhere to a metadata service.
+    """
+    nearest = min(map(address_reach, addresses), default=Reach.PUBLIC)
+    if before is not None:
+        came, through = before
+        if came.scheme != to.scheme:
+            raise RemoteError(
+                f"{where}: is redirected from {came.scheme} to {to.scheme}, which is not followed; "
+                f"give the {to.scheme} address yourself if you trust it"
+            )
+        start = max(map(address_reach, through), default=Reach.PUBLIC)
+        if nearest < start or (nearest == Reach.METADATA and came.server != to.server):
+            kind = "public" if start == Reach.PUBLIC else "private"
+            raise RemoteError(
+                f"{where}: is redirected from a {kind} address to {_ONE[nearest]} ({to.host}), "
+                "which is not followed; give that address yourself if you trust it"
+            )
+    if nearest == Reach.METADATA and to.host not in addresses:
+        raise RemoteError(
+            f"{where}: the name {to.host} leads to an address of a metadata service or of a single "
+            "link, which is not followed; give that address itself if you trust it"
+        )
+    if to.scheme == "http" and not POLICY.plain_http and not all(map(is_loopback, addresses)):
+        raise RemoteError(
+            f"{where}: plain http to {to.host}, where anybody on the way can change the bytes; "
+            "use https, or accept it with --allow-http"
+        )

@@ -1,0 +1,103 @@
+"""Ranges of files kept on disk, by what names the bytes for ever and by the range.
+
+One file a range, its SHA-256 behind its bytes, so that a damaged one is fetched again. One run adds
+at most half of the limit (a model larger than that would only push itself out), and the ranges that
+were not used for the longest time leave first.
+"""
+
+import hashlib
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from aprfmt.errors import UsageError
+
+FOLDER = "APRFMT_CACHE"  # where; default: aprfmt/ranges in the user's cache folder
+LIMIT = "APRFMT_CACHE_SIZE"  # bytes; 0 keeps nothing
+DEFAULT_LIMIT = 2 << 30
+_DIGEST = hashlib.sha256().digest_size
+
+
+def cache_folder() -> Path:
+    """Return where ranges are kept."""
+    chosen = os.environ.get(FOLDER)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(chosen) if chosen else Path(home) / "aprfmt" / "ranges"
+
+
+def cache_limit() -> int:
+    """Return how many bytes may be kept. Raises UsageError for a limit that is not a number."""
+    text = os.environ.get(LIMIT, str(DEFAULT_LIMIT))
+    if not text.isdecimal():
+        raise UsageError(
+            f"{LIMIT}={text!r}: is no number of bytes; expected for example 2000000000"
+        )
+    return int(text)
+
+
+class DiskCache:
+    """The ranges on disk; every failure of the disk means only that nothing is kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._added = 0
+
+    def get(self, identity: str, start: int, stop: int) -> memoryview | None:
+        """Return the bytes [start, stop) of what `identity` names, None where they are not kept."""
+        if not identity or not cache_limit():
+            return None
+        path = _path(identity, start, stop)
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        body = memoryview(data)[:-_DIGEST]
+        if len(body) != stop - start or hashlib.sha256(body).digest() != data[-_DIGEST:]:
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return body
+
+    def put(self, identity: str, start: int, data: memoryview) -> None:
+        """Keep the bytes of a range that begins at `start`."""
+        most = cache_limit() // 2
+        with self._lock:
+            if not identity or self._added + len(data) > most:
+                return
+            self._added += len(data)
+        import tempfile
+
+        path = _path(identity, start, start + len(data))
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    file.write(hashlib.sha256(data).digest())
+                os.replace(name, path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        self._trim()
+
+    def _trim(self) -> None:
+        """Remove what was not used for the longest time until the rest is within the limit."""
+        with self._lock, suppress(OSError):
+            found = [(path, path.stat()) for path in cache_folder().glob("*/*")]
+            total = sum(facts.st_size for _, facts in found)
+            for path, facts in sorted(found, key=lambda row: row[1].st_mtime_ns):
+                if total <= cache_limit():
+                    return
+                path.unlink()
+                total -= facts.st_size
+
+
+CACHE = DiskCache()
+
+
+def _path(identity: str, start: int, stop: int) -> Path:
+    name = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    return cache_folder() / name / f"{start}-{stop}"

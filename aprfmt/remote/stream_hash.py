@@ -1,0 +1,94 @@
+"""The SHA-256 and the CRC-32 of a remote file, of its bytes as they pass on their way to others.
+
+Bytes that come in the file's order are counted at once; others wait, up to HELD of them. What never
+came, or came too early, is fetched at the end.
+"""
+
+import hashlib
+import heapq
+import threading
+from typing import TYPE_CHECKING
+
+from aprfmt.base.crc import crc32
+from aprfmt.errors import RemoteError
+from aprfmt.remote.site import changed_error
+
+if TYPE_CHECKING:
+    from aprfmt.remote.remote_file import RemoteFile
+
+HELD = 192 << 20  # bytes that wait: more than are fetched ahead
+
+
+class StreamHash:
+    """The digest of one remote file from its opening on; `stop` ends it."""
+
+    def __init__(self, file: "RemoteFile") -> None:
+        self._file, self._digest = file, hashlib.sha256()
+        self.crc = 0  # of the bytes so far
+        self._judged = ""  # the digest that was compared
+        self._turn = threading.Lock()
+        self._waiting: list[tuple[int, int, memoryview]] = []
+        self._held = self._came = self._at = 0
+        file.tell(self.take)
+        self.take(0, file.held(0))
+
+    def take(self, start: int, data: memoryview) -> None:
+        """Count bytes of the file from `start` on; any thread may bring them, and again."""
+        with self._turn:
+            if start > self._at and self._held + len(data) > HELD:
+                return
+            self._came += 1
+            heapq.heappush(self._waiting, (start, self._came, data))
+            self._held += len(data)
+            while self._waiting and self._waiting[0][0] <= self._at:
+                first, _, piece = heapq.heappop(self._waiting)
+                self._held -= len(piece)
+                if first + len(piece) > self._at:
+                    self._digest.update(piece[self._at - first :])
+                    self.crc = crc32(piece[self._at - first :], self.crc)
+                    self._at = first + len(piece)
+
+    @property
+    def done(self) -> bool:
+        """Whether every byte came by."""
+        return self._at >= self._file.size
+
+    def complete(self) -> None:
+        """Fetch what did not come by."""
+        while not self.done:
+            with self._turn:
+                stop = self._waiting[0][0] if self._waiting else self._file.size
+            at = self._at
+            for window in self._file.windows(at, stop):
+                self.take(at, window)
+                at += len(window)
+
+    def result(self) -> str:
+        """Return the digest in hexadecimal; fetches what did not come by.
+
+        Where nothing proves that the answers are of one version, the file is fetched once more by
+        one answer. Raises RemoteError where that, or the site, has another digest.
+        """
+        if self._judged:
+            return self._judged
+        self.complete()
+        found, said = self._digest.hexdigest(), self._file.sha256
+        if said and said != found:
+            raise RemoteError(
+                f"{self._file.path}: its bytes as they were fetched have SHA-256 {found}, the site "
+                f"publishes {said}; try again"
+            )
+        if not said and not self._file.proven and (once := self._file.one_pass()) != found:
+            raise changed_error(str(self._file.path), "its SHA-256 by one answer", once, found)
+        self._judged = found
+        return found
+
+    def check(self) -> None:
+        """Raise what `result` raises, where every byte came."""
+        if self.done:
+            self.result()
+
+    def stop(self) -> None:
+        """Look at nothing more."""
+        self._file.tell(None)
+        self._file.close()

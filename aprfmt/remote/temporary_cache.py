@@ -1,0 +1,130 @@
+"""What came of a remote file, in a temporary file, for commands that read a model again and again.
+
+It lies where temporary files do (TMPDIR), and takes at most a quarter of what is free there, for
+all files together; what finds no room is fetched again. It is mapped, as a file on this machine is,
+so that what a reader keeps takes no memory of its own.
+"""
+
+import mmap
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from io import FileIO
+
+from aprfmt.base.memory import release_pages
+
+SHARE = 4  # of what is free, this part at most
+
+
+class _Room:
+    """The bytes that all files have taken together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.taken = 0
+
+    def take(self, count: int) -> bool:
+        """Take `count` bytes; False where there is no room for them."""
+        with self._lock:
+            free = shutil.disk_usage(tempfile.gettempdir()).free
+            if (SHARE - 1) * (self.taken + count) > free:
+                return False
+            self.taken += count
+            return True
+
+    def give(self, count: int) -> None:
+        """Give `count` bytes back."""
+        with self._lock:
+            self.taken -= count
+
+
+ROOM = _Room()
+
+
+class TemporaryRanges:
+    """Ranges of one file of `size` bytes that came, for any thread.
+
+    What is on its way is not asked for twice.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._turn = threading.Condition()
+        self._file: FileIO | None = None  # made when something comes
+        self._map: mmap.mmap | None = None
+        self._ranges: list[
+            tuple[int, int]
+        ] = []  # that lie in the file: in order, none touches another
+        self._coming: list[tuple[int, int]] = []
+        self._taken, self._closed = 0, False
+
+    def get(self, start: int, stop: int, come: Callable[[int, int], memoryview]) -> memoryview:
+        """Return bytes [start, stop); `come` brings those from the first missing to the last."""
+        with self._turn:
+            self._turn.wait_for(lambda: not any(b < stop and start < e for b, e in self._coming))
+            first, last = gap = self._missing(start, stop)
+            self._coming.append(gap)
+        data = memoryview(b"")
+        try:
+            if first < last:
+                data = come(first, last)
+        finally:
+            with self._turn:
+                self._keep(first, data)
+                self._coming.remove(gap)
+                self._turn.notify_all()
+        with self._turn:
+            if self._map is not None and self._missing(start, stop) == (stop, stop):
+                return memoryview(self._map)[start:stop]
+        return data if gap == (start, stop) else come(start, stop)
+
+    def _missing(self, start: int, stop: int) -> tuple[int, int]:
+        first, last = start, stop
+        for begin, end in self._ranges:
+            if begin <= start < end:
+                first = end
+            if begin < stop <= end:
+                last = begin
+        return (first, last) if first < last else (stop, stop)
+
+    def _keep(self, start: int, data: memoryview) -> None:
+        """Write bytes that came; a disk that is full keeps none."""
+        stop = start + len(data)
+        try:
+            if stop == start or self._closed or not ROOM.take(len(data)):
+                return
+            self._taken += len(data)
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)
+                self._file.truncate(self._size)
+            self._file.seek(start)
+            if self._file.write(data) != len(data):
+                return
+            if self._map is None:
+                self._map = mmap.mmap(self._file.fileno(), self._size, access=mmap.ACCESS_READ)
+        except OSError:
+            return
+        joined = [each for each in self._ranges if each[0] <= stop and start <= each[1]]
+        apart = [each for each in self._ranges if each not in joined]
+        first, last = min([start, *(b for b, _ in joined)]), max([stop, *(e for _, e in joined)])
+        self._ranges = sorted([*apart, (first, last)])
+
+    def drop(self, start: int, stop: int) -> None:
+        """Release the pages of [start, stop), which lie on disk."""
+        with self._turn:
+            if self._map is not None:
+                release_pages(self._map, start, stop)
+
+    def close(self) -> None:
+        """Let go of all of it; views keep what they are of, and what is on its way still comes."""
+        with self._turn:
+            self._closed, self._ranges = True, []
+            if self._map is not None:
+                with suppress(BufferError):
+                    self._map.close()
+                self._map = None
+            if self._file is not None:
+                self._file.close()
+            ROOM.give(self._taken)

@@ -1,0 +1,163 @@
+"""What the checks of `validate` and the gates of `qa` print, and every other PASS or FAIL."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aprfmt.cli import render
+
+if TYPE_CHECKING:
+    from aprfmt.base.outcome import Check
+    from aprfmt.checks.records import Finding, QaReport, Validation
+    from aprfmt.compare.short_answer import Line
+    from aprfmt.model.ledger import Pronounced
+
+STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
+ALIKE = 3  # findings of one kind that have lines of their own; more are one line
+LINES = 20  # findings printed for one check; --json has more
+
+
+def show_checks(checks: "Iterable[Check]") -> None:
+    """Print a line for each check: outcome, name, what was found and what was expected."""
+    for check in checks:
+        todo = f"; {check.todo}" if check.todo else ""
+        text = f"{check.outcome:7} {check.name}: {check.found}; expected {check.expected}{todo}"
+        render.say(text, style=STYLES[check.outcome])
+
+
+def verdict_line(found: "Pronounced") -> "Line":
+    """Return the line of a verdict, with its style."""
+    return found.says, STYLES[found.word.replace("-", "_")]
+
+
+def failure_lines(checks: "Iterable[Check]") -> "list[Line]":
+    """Return a line for each check that did not pass."""
+    return [
+        (f"  {one.outcome.replace('_', '-')} {one.name}: {one.found}; expected {one.expected}"
+         f"{f'; {one.todo}' if one.todo else ''}", STYLES[one.outcome])
+        for one in checks if one.outcome != "PASS"
+    ]  # fmt: skip
+
+
+def show_verdict(found: "Pronounced") -> None:
+    """Print the line of a verdict."""
+    text, style = verdict_line(found)
+    render.say(text, style=style)
+
+
+def show_validation(report: "Validation") -> None:
+    """Print a line a check, its findings under it, and the verdict."""
+    styles = STYLES | {"NOT_RUN": "dim"}  # what is not asked of this format is no warning
+    width = max(len(check.name) for check in report.checks)
+    for check in report.checks:
+        word = check.outcome.replace("_", "-")
+        said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
+        render.line(f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=styles[check.outcome])
+        noted = [one.finding for one in report.findings if one.check == check.name]
+        for text in render.first_rows(_sentences(noted, report.strict), LINES, " " * 9):
+            render.line("         " + render.escape(text, 1000))
+    show_verdict(report.pronounced)
+
+
+def _sentences(findings: "Sequence[Finding]", strict: bool) -> list[str]:
+    """Return a line a finding; more than three of the same kind are one line with their count."""
+    alike: dict[tuple[str, str, str, str], list[Finding]] = {}
+    for one in findings:
+        alike.setdefault((one.level, one.found, one.expected, one.todo), []).append(one)
+    lines = []
+    for group in alike.values():
+        if len(group) <= ALIKE:
+            lines += [_sentence(one, strict) for one in group]
+            continue
+        where = f"{group[0].where}, {group[1].where} and {len(group) - 2} more"
+        lines.append(_sentence(replace(group[0], where=where), strict))
+    return lines
+
+
+def _sentence(finding: "Finding", strict: bool) -> str:
+    level = "" if strict or finding.level == "fail" else "warning: "
+    parts = [f"{finding.where}: {finding.found}", f"expected {finding.expected}", finding.todo]
+    return level + " - ".join(part for part in parts if part)
+
+
+def validation_answer(report: "Validation", against: str | None) -> "list[Line]":
+    """Return the verdict, what failed or is odd, what was not asked, and the next command."""
+    from aprfmt.compare.short_answer import merge_alike
+
+    found = report.pronounced
+    lines: list[Line] = []
+    for check in report.checks:
+        noted = [one.finding for one in report.findings if one.check == check.name]
+        style = STYLES[check.outcome] if check.outcome == "FAIL" else "warn"
+        lines += [(f"  {check.name}: {text}", style) for text in _sentences(noted, report.strict)]
+    skipped = [check.name for check in report.checks if check.outcome == "NOT_RUN"]
+    end: list[Line] = []
+    if skipped:
+        end.append((f"not run: {', '.join(skipped)}", "dim"))
+    if found.exit:
+        tensors = [one.finding.where for one in report.findings if one.finding.level == "fail"]
+        end.append((f"next: {_look(report.subject, against, _first_tensor(tensors))}", "head"))
+    return [(found.says, STYLES[report.outcome]), *merge_alike(lines), *end]
+
+
+def _first_tensor(places: "Sequence[str]") -> str:
+    """Return the stored name of the first place that is a tensor; "" where none is."""
+    names = (place.rpartition(" (")[2].rstrip(")") for place in places)
+    return next((name for name in names if name.endswith((".weight", ".bias"))), "")
+
+
+def _look(model: str, other: str | None, tensor: str = "") -> str:
+    """Return the command that says most of a file that failed: against another copy, or alone."""
+    if other is not None:
+        return f"aprfmt diagnose {shlex.quote(other)} {shlex.quote(model)}"
+    if tensor:
+        return f"aprfmt tensors {shlex.quote(model)} {shlex.quote(tensor)} --stats"
+    return f"aprfmt inspect {shlex.quote(model)} --account"
+
+
+def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "list[Line]":
+    """Return the verdict, the checks that failed, the gates that did not run, the next command."""
+    from aprfmt.compare.short_answer import merge_alike
+
+    lines: list[Line] = [
+        (f"  {gate.name}: {one.name}{f' ({one.where})' if one.where else ''}: {one.found}; "
+         f"expected {one.expected}{f'; {one.todo}' if one.todo else ''}", "bad")
+        for gate in report.gates for one in gate.failed
+    ]  # fmt: skip
+    style, verdict = {0: "good", 1: "bad", 2: "warn"}[report.exit_code], report.pronounced.says
+    skipped = [gate.name for gate in report.gates if gate.outcome == "NOT_RUN"]
+    end: list[Line] = [(f"not run: {', '.join(skipped)}", "dim")] if skipped else []
+    if saved is not None:
+        end.append((f"baseline written to {saved}", ""))
+    if report.exit_code:
+        path = str(report.subject)
+        todo = _look(path, other) if other else f"aprfmt validate {shlex.quote(path)}"
+        end.append((f"next: {todo}", "head"))
+    return [(verdict, style), *merge_alike(lines), *end]
+
+
+def show_gates(report: "QaReport", saved: str | None) -> None:
+    """Print a line for each gate, what failed in it, and where the baseline went."""
+    render.say(f"{report.subject} on {report.choice}", style="head")
+    for gate in report.gates:
+        took = f"{gate.seconds:6.2f} s" if gate.outcome != "NOT_RUN" else "        "
+        text = f"{gate.outcome.replace('_', '-'):7} {gate.name:16} {took}  "
+        if gate.outcome == "PASS":
+            seen = [one.found for one in gate.checks if one.name == gate.name and one.found]
+            text += ": ".join([gate.proves, *seen])
+        elif gate.outcome == "NOT_RUN":
+            text += gate.why
+        else:
+            text += f"{len(gate.failed)} of {len(gate.checks)} checks failed"
+        render.say(text, style=STYLES[gate.outcome])
+        for each in gate.checks:
+            if each.outcome == "FAIL" or (each.outcome == "NOT_RUN" and gate.outcome != "NOT_RUN"):
+                todo = f"; {each.todo}" if each.todo else ""
+                place = f" ({each.where})" if each.where else ""
+                text = f"{each.name}{place}: {each.found}; expected {each.expected}{todo}"
+                word = each.outcome.replace("_", "-")
+                render.say(f"        {word} {text}", style=STYLES[each.outcome])
+    show_verdict(report.pronounced)
+    if saved is not None:
+        render.say(f"baseline written to {saved}")

@@ -1,0 +1,219 @@
+"""SARIF and JUnit of what `validate`, `qa`, `scan` and `diff` found: what a CI server shows.
+
+Both are made of `ReportCase` records, and those of the same object that `--json` prints.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from aprfmt.base.outcome import EXIT_CODES
+from aprfmt.base.version import __version__
+
+# https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/sarif-v2.1.0-errata01-os-complete.html
+SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
+Level = Literal["pass", "warning", "fail", "error", "not run"]
+EQUAL = ("SAME_BYTES", "SAME_VALUES")
+DAMAGED = "damage"
+
+
+@dataclass(frozen=True)
+class ReportCase:
+    """One question about one file: the check or gate asked, the answer, and its place.
+
+    `place` is a tensor, a key or an offset inside `file`; "" where the answer is about all of it.
+    "error" is a question that could not be answered, "not run" one that was not asked.
+    """
+
+    check: str
+    file: str
+    level: Level
+    text: str = ""
+    place: str = ""
+    seconds: float = 0.0
+
+
+def cases_of_validation(body: Mapping[str, Any]) -> list[ReportCase]:
+    """Return a case a finding of `validate`, and one for each check that found nothing."""
+    file, found = body["subject"], []
+    for check in body["checks"]:
+        noted = [one for one in body["findings"] if one["check"] == check["name"]]
+        for one in noted:
+            level: Level = "fail" if one["level"] == "fail" or body["strict"] else "warning"
+            found.append(ReportCase(check["name"], file, level, _sentence(one), one["where"]))
+        if not noted:
+            found.append(_case(check, check["name"], file))
+    return found
+
+
+def cases_of_gates(body: Mapping[str, Any]) -> list[ReportCase]:
+    """Return a case a check of `qa` that did not pass, and one for each other gate."""
+    file, found = body["model"], []
+    for gate in body["gates"]:
+        apart = [one for one in gate["checks"] if one["outcome"] != "PASS"]
+        if gate["outcome"] == "NOT_RUN" or not apart:
+            text = gate["why"] or gate["proves"]
+            level = _level(gate["outcome"])
+            found.append(ReportCase(gate["name"], file, level, text, seconds=gate["seconds"]))
+            continue
+        found += [_case(one, f"{gate['name']}: {one['name']}", file) for one in apart]
+    return found
+
+
+def cases_of_scan(body: Mapping[str, Any]) -> list[ReportCase]:
+    """Return a case an answer of `scan` that is no pass, and one a model with its other answers."""
+    found = []
+    for model in body["models"]:
+        rows = [row for row in body["damage"] if row["model"] == model["model"]]
+        for row in rows:
+            texts = [f"{one['where']}: {_sentence(one)}" for one in row["findings"]]
+            text = "; ".join(texts) or row["found"]
+            found.append(ReportCase(row["check"], row["model"], _level(row["outcome"]), text))
+        text = f"{model['PASS']} answers passed, {model['NOT_RUN']} not run"
+        level: Level = "pass" if model["PASS"] else "not run"
+        found.append(ReportCase("other checks", model["model"], level, text))
+    return found
+
+
+def cases_of_diff(
+    body: Mapping[str, Any], apart: Mapping[str, int], accept: Collection[str]
+) -> list[ReportCase]:
+    """Return a case a tensor of `diff`, one a section of fields, and one a fault of a file.
+
+    `apart` has how many fields of a section differ and count.
+    """
+    file = body["b"]
+    equal = (*EQUAL, "WITHIN") if "within" in accept else EQUAL
+    found = [ReportCase(DAMAGED, one["file"], "error", one["text"]) for one in body["damage"]]
+    for row in body["tensors"]:
+        verdict = row["verdict"]
+        level: Level = "pass" if verdict in equal else "fail"
+        if verdict == "UNREADABLE":
+            level = "error"
+        text = f"{verdict}: {row['cause']}".removesuffix(": ")
+        found.append(ReportCase("tensor", file, level, text, row["name_b"] or row["name_a"]))
+    for section, count in apart.items():
+        names = ", ".join(row["name"] for row in body[section]) or "what lies beside the tensors"
+        found.append(ReportCase(section, file, "fail", f"{count} differ: {names}"))
+    return found
+
+
+def agree_with_verdict(cases: Sequence[ReportCase], code: int, file: str) -> list[ReportCase]:
+    """Return the cases and the exit code as one: no report may look better than the command."""
+    word: Level = "pass" if code == 0 else "fail" if code == 1 else "error"
+    return [*cases, ReportCase("verdict", file, word, f"exit {code}: {EXIT_CODES[code]}")]
+
+
+def sarif_log(command: str, cases: Sequence[ReportCase], code: int) -> dict[str, Any]:
+    """Return a SARIF 2.1.0 log: failures are errors, warnings are warnings.
+
+    What did not run is a notification of the invocation, as it is no result.
+    """
+    told = [case for case in cases if case.level in ("fail", "error", "warning")]
+    rules = sorted({case.check for case in told})
+    skipped = [case for case in cases if case.level == "not run"]
+    return {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "aprfmt",
+                        "version": __version__,
+                        "rules": [
+                            {"id": rule, "name": f"aprfmt {command}: {rule}"} for rule in rules
+                        ],
+                    }
+                },
+                "invocations": [
+                    {
+                        "executionSuccessful": code != 2,
+                        "exitCode": code,
+                        "toolExecutionNotifications": [
+                            {
+                                "level": "note",
+                                "message": {"text": f"NOT-RUN {case.check}: {case.text}"},
+                            }
+                            for case in skipped
+                        ],
+                    }
+                ],
+                "results": [_result(case, rules.index(case.check)) for case in told],
+            }
+        ],
+    }
+
+
+def _result(case: ReportCase, rule: int) -> dict[str, Any]:
+    address = case.file if "://" in case.file else quote(Path(case.file).as_posix())
+    location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": address}}}
+    if case.place:
+        location["logicalLocations"] = [{"fullyQualifiedName": case.place}]
+    return {
+        "ruleId": case.check,
+        "ruleIndex": rule,
+        "kind": "fail",
+        "level": "warning" if case.level == "warning" else "error",
+        "message": {"text": f"{case.place}: {case.text}".removeprefix(": ")},
+        "locations": [location],
+    }
+
+
+def junit_xml(command: str, cases: Sequence[ReportCase]) -> str:
+    """Return JUnit's XML, as Jenkins, GitLab and GitHub's reporters read it.
+
+    A failure is a `failure`, what could not be answered an `error`, NOT-RUN a `skipped`; a warning
+    passes, with its text in `system-out`.
+    """
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.level == "fail" for case in cases)),
+        "errors": str(sum(case.level == "error" for case in cases)),
+        "skipped": str(sum(case.level == "not run" for case in cases)),
+    }
+    time = f"{sum(case.seconds for case in cases):.3f}"
+    root = ElementTree.Element("testsuites")
+    facts = {"name": f"aprfmt {command}", "time": time, **counts}
+    suite = ElementTree.SubElement(root, "testsuite", facts)
+    for case in cases:
+        name = _printable(f"{case.check}: {case.place}".removesuffix(": "))
+        took, where = f"{case.seconds:.3f}", _printable(case.file)
+        row = ElementTree.SubElement(suite, "testcase", classname=where, name=name, time=took)
+        tag = {"fail": "failure", "error": "error", "not run": "skipped"}.get(case.level)
+        if tag is not None:
+            ElementTree.SubElement(row, tag, message=_printable(case.text))
+        elif case.level == "warning":
+            ElementTree.SubElement(row, "system-out").text = _printable(f"warning: {case.text}")
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, "unicode", xml_declaration=False)
+
+
+def _printable(text: str) -> str:
+    """Return text without what XML 1.0 cannot hold, which names in files may."""
+    return "".join(
+        char if char in "\t\n" or " " <= char <= "\ud7ff" or "\ue000" <= char <= "\ufffd"
+        or char >= "\U00010000" else f"\\x{ord(char):02x}"
+        for char in text
+    )  # fmt: skip
+
+
+def _level(outcome: str) -> Level:
+    levels: dict[str, Level] = {"PASS": "pass", "FAIL": "fail", "NOT_RUN": "not run"}
+    return levels.get(outcome, "error")
+
+
+def _case(check: Mapping[str, Any], name: str, file: str) -> ReportCase:
+    level = _level(check["outcome"])
+    text = check["found"] if level in ("pass", "not run") else _sentence(check)
+    return ReportCase(name, file, level, text, check["where"])
+
+
+def _sentence(found: Mapping[str, Any]) -> str:
+    todo = f"; {found['todo']}" if found["todo"] else ""
+    return f"{found['found']}; expected {found['expected']}{todo}"

@@ -1,0 +1,278 @@
+"""`aprfmt eval --batch`: a trainer's batch scored again, and the reported loss explained."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+import click
+
+from aprfmt.cli import render, run_options
+from aprfmt.cli.eval import output
+
+if TYPE_CHECKING:
+    from aprfmt.base.outcome import Check
+    from aprfmt.inference.batch import Batch, EndCounts
+    from aprfmt.inference.reported import LossVerdict
+    from aprfmt.inference.running import Run
+
+
+class BatchFacts(TypedDict):
+    """What a batch holds; `loss_of_logits` where it has the trainer's logits.
+
+    `unread` are arrays of the file that nothing here reads.
+    """
+
+    path: str
+    samples: int
+    tokens: int
+    padding: int
+    labels: int
+    shift: int
+    documents: int
+    unread: list[str]
+    loss_of_logits: float | None
+
+
+class ReportedLoss(TypedDict):
+    """The loss that was reported, the one recomputed, and which mistakes give it."""
+
+    value: float
+    recomputed: float
+    within: float
+    verdict: str
+    mistakes: list[list[str]]
+    guesses: list[dict[str, object]]
+
+
+class BatchResult(output.LossFacts):
+    """What `aprfmt eval --batch` says."""
+
+    run: run_options.RunLocation
+    batch: BatchFacts
+
+
+def parse_reported(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> tuple[float, float] | None:
+    """Return (a loss as it was printed, half a unit of its last digit); nan is a number here."""
+    if value is None:
+        return None
+    text = value.strip().lower()
+    found = re.fullmatch(r"([+-]?\d*)\.?(\d*)(?:e([+-]?\d{1,3}))?", text)
+    if text in ("nan", "inf"):
+        return float(text), 0.0
+    if found is None or not (found[1].strip("+-") or found[2]):
+        raise click.BadParameter(
+            f"{value!r} is no number; expected a loss as it was printed, or nan", context, param
+        )
+    exponent = int(found[3] or 0) - len(found[2])
+    return float(text), 0.5 * 10.0**exponent if found[2] or found[3] else 0.0
+
+
+def score_batch(
+    run: "Run", path: Path, reported: tuple[float, float] | None, within: float
+) -> "tuple[BatchResult, ReportedLoss | None, list[Check]]":
+    """Score the batch and judge the reported loss; return the JSON and the checks."""
+    from aprfmt.inference.batch import read_batch, score
+    from aprfmt.inference.loss import judge, mean_loss
+    from aprfmt.inference.reported import explain, given
+    from aprfmt.tokenizer import tokenizer_of
+
+    vocab = int(run.model.hyper["vocab_size"])
+    tokenizer = tokenizer_of(run.model)
+    ends = run_options.stop_token_ids(run.model) if tokenizer is None else tokenizer.stop_ids
+    batch = read_batch(path, vocab, ends)
+    scored = []
+    with render.ProgressLine("scoring") as progress:
+        for one in score(batch, run.session):
+            scored.append(one)
+            progress(len(scored), len(batch.mask))
+    loss = mean_loss(given(batch, scored), vocab)
+    body: BatchResult = {
+        "run": run_options.run_facts(run),
+        "batch": batch_to_json(batch),
+        **output.loss_to_json(loss),
+    }
+    spelled = {i: repr(tokenizer.token(i)) for i in ends} if tokenizer is not None else {}
+    checks = [shift_check(batch), *edge_checks(batch), *end_checks(batch, spelled)]
+    theirs = None
+    if batch.logits is not None:
+        theirs = list(score(batch, None))
+        other = mean_loss(given(batch, theirs), vocab)
+        body["batch"]["loss_of_logits"] = other.nats
+        checks.append(logits_check(batch, loss.nats, other.nats, within))
+    if reported is None:
+        return body, None, [*checks, *judge(loss, "trained", str(run.model.path))]
+    number, digit = reported
+    if theirs is None:
+        answer = explain(batch, scored, number, within, digit, run.session)
+    else:
+        answer = explain(batch, theirs, number, within, digit)
+    return body, answer_to_json(answer), [*checks, reported_check(batch, answer)]
+
+
+def shift_check(batch: "Batch") -> "Check":
+    """Return the check that the file's labels are the tokens that follow (or the ids)."""
+    from aprfmt.base.outcome import check
+    from aprfmt.inference.batch import PROPER, SHIFTS
+
+    return check(
+        "labels-shifted", batch.shift in PROPER, SHIFTS[batch.shift],
+        "the ids themselves, or the ids one ahead", "shift the labels once", str(batch.path),
+    )  # fmt: skip
+
+
+def edge_checks(batch: "Batch") -> "list[Check]":
+    """Return the check that no document's first token is a label, where rows are packed."""
+    from aprfmt.base.outcome import check
+
+    if batch.document is None:
+        return []
+    found = f"{batch.documents} documents in {len(batch.mask)} rows; "
+    return [check(
+        "documents-apart", not batch.edges,
+        found + (f"labels of {batch.edges} first tokens are set" if batch.edges else "no label is "
+                 "the first token of one"),
+        "no document scored by the one before",
+        "set the label of each document's first token to -100", str(batch.path),
+    )]  # fmt: skip
+
+
+def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
+    """Return the check that labels have the ends of turns: a model learns to stop from no other.
+
+    `spelled` are the tokens' texts. Nothing where the file has no labels: all tokens are scored.
+    """
+    from aprfmt.base.outcome import check, not_run
+    from aprfmt.inference.batch import count_ends
+
+    name, where = "ends-scored", str(batch.path)
+    if not batch.labels_given or not batch.scored:
+        return []
+    if not batch.ends:
+        return [not_run(name, "the model names no token that ends a turn", where)]
+    counts = count_ends(batch)
+    known = [each for each in counts if each.places]
+    if not known:
+        why = "no scored text ends with a token that ends a turn"
+        if counts:
+            ids = ", ".join(str(each.id) for each in counts)
+            why = f"the batch is padded with {ids}, so that the ends of its texts are not known"
+        return [not_run(name, why, where)]
+    lost = [each for each in known if not each.scored]
+
+    def said(each: "EndCounts") -> str:
+        text = " ".join(filter(None, (str(each.id), spelled.get(each.id, ""))))
+        return f"token {text} ends a scored text {each.places} times, {each.scored} are labels"
+
+    padded = any(each.padding for each in lost)
+    return [check(
+        name, not lost, "; ".join(map(said, lost or known)),
+        "the end of a turn among the labels, or the model never learns to stop",
+        ("padding has the same id: " if padded else "")
+        + "mask the labels of padding by the attention mask, not by the token's id", where,
+    )]  # fmt: skip
+
+
+def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "Check":
+    """Return the check that the file's logits have the loss of this model's."""
+    from aprfmt.base.outcome import check
+
+    return check(
+        "logits-agree", abs(ours - theirs) <= within * abs(ours),
+        f"{theirs:.6g} nats from the file's logits", f"{ours:.6g} nats of this model's, within "
+        f"{within:g} of it",
+        "the forward passes differ: trace both, and diagnose the traces", str(batch.path),
+    )  # fmt: skip
+
+
+def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
+    """Return the check of the reported number, with the mistake that gives it."""
+    from aprfmt.base.outcome import check
+
+    agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
+    expected = f"{answer.right:.6g} nats per token, recomputed from {batch.scored} labels"
+    said = found if agrees else f"{found}: {mistake_sentence(answer)}"
+    return check("loss-reported", agrees, said, expected, mistake_remedy(answer), str(batch.path))
+
+
+def mistake_sentence(answer: "LossVerdict") -> str:
+    """Return in words which mistakes give the number."""
+    from aprfmt.inference.reported import MISTAKES
+
+    if answer.says == "unmeasured":
+        return "there is no label to recompute it from"
+    if not answer.guesses:
+        return "no mistake of the table gives this number"
+    shown = []
+    for causes in answer.causes[:4]:
+        one = next(guess for guess in answer.guesses if guess.mistakes == causes)
+        says = ", and ".join(MISTAKES[name].says for name in causes)
+        value = "" if math.isnan(one.value) else f", which gives {one.value:.6g}"
+        shown.append(says + (f" ({one.detail})" if one.detail else "") + value)
+    if answer.says == "named":
+        return shown[0]
+    if answer.says == "likely":
+        return f"likely, and not certain: {shown[0]}"
+    return "it may be that " + ", or that ".join(shown)
+
+
+def mistake_remedy(answer: "LossVerdict") -> str:
+    """Return what to do about it."""
+    from aprfmt.inference.reported import MISTAKES
+
+    if answer.says in ("named", "likely"):
+        return "; ".join(MISTAKES[name].todo for name in answer.causes[0])
+    if answer.says == "ambiguous":
+        return "give a batch in which these differ: samples of unlike length, another size"
+    if answer.says == "unmeasured":
+        return "give labels, or leave them out to score every token"
+    return "compare the forward passes: save the trainer's logits as `logits` in the batch"
+
+
+def batch_to_json(batch: "Batch") -> BatchFacts:
+    """Return what the file holds."""
+    samples, tokens = batch.mask.shape
+    return {
+        "path": str(batch.path), "samples": samples, "tokens": tokens,
+        "padding": int((~batch.mask).sum()), "labels": batch.scored, "shift": batch.shift,
+        "documents": batch.documents, "unread": list(batch.unread), "loss_of_logits": None,
+    }  # fmt: skip
+
+
+def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
+    """Return the verdict with every guess that gives the number."""
+    return {
+        "value": answer.reported,
+        "recomputed": answer.right,
+        "within": answer.within,
+        "verdict": answer.says,
+        "mistakes": [list(names) for names in answer.causes],
+        "guesses": [asdict(guess) | {"mistakes": list(guess.mistakes)} for guess in answer.guesses],
+    }
+
+
+def show(body: BatchResult, reported: ReportedLoss | None) -> None:
+    """Print what the batch holds and both losses."""
+    loss, batch = body["loss"], body["batch"]
+    render.line(run_options.run_headline(body["run"]), style="head")
+    rows = [
+        ("batch", f"{batch['samples']} samples of {batch['tokens']} tokens, {batch['padding']} of "
+         f"padding, {batch['labels']} labels"),
+        ("loss", f"{loss:.6f} nats per token"),
+    ]  # fmt: skip
+    if batch["documents"] != batch["samples"]:
+        rows.insert(1, ("packed", f"{batch['documents']} documents, each scored by itself"))
+    if batch["unread"]:
+        shown = ", ".join(map(render.escape, batch["unread"][:8]))
+        more = "" if len(batch["unread"]) <= 8 else ", ..."
+        count = len(batch["unread"])
+        rows.append(("not read", f"{count} array{'s' * (count > 1)}: {shown}{more}"))
+    if batch["loss_of_logits"] is not None:
+        rows.append(("of its logits", f"{batch['loss_of_logits']:.6f} nats per token"))
+    if reported is not None:
+        rows.append(("reported", f"{reported['value']:.6g}"))
+    render.print_pairs(rows)

@@ -1,0 +1,185 @@
+"""What `aprfmt eval` scores: texts, or a trainer's batch; and the model it is held against."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from aprfmt.cli import check_output, render, run_options
+from aprfmt.cli.eval import batch, output
+from aprfmt.cli.eval.windows import read_samples, window_tokens, windows_to_json
+from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.base.outcome import Check
+    from aprfmt.compare.short_answer import Line
+    from aprfmt.inference.evaluation import Sample
+    from aprfmt.inference.loss import KlDivergence
+    from aprfmt.inference.running import Run
+    from aprfmt.model.ledger import NotCompared
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """What is scored, and how it is cut."""
+
+    texts: tuple[Path, ...]
+    samples: Path | None
+    ids: str | None
+    max_seq_len: int | None
+    overlap: int
+    convention: str
+    batch: Path | None
+    reported: tuple[float, float] | None
+    within: float
+    against: str | None
+    draft: bool
+    least_accepted: float | None
+    random_weights: bool
+
+    @property
+    def texts_given(self) -> bool:
+        """Whether there is a text to score."""
+        return bool(self.texts or self.samples or self.ids)
+
+
+def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
+    """Score texts, by two models where another is to be held against; print, return the code."""
+    from aprfmt.inference.draft import ALIVE, DraftSession
+    from aprfmt.inference.evaluation import measure, plan
+    from aprfmt.inference.loss import judge
+
+    if asked.draft and asked.against is not None:
+        raise UsageError("--draft measures one model; leave --against out")
+    with ExitStack() as stack:
+        run = stack.enter_context(run_options.open_session(model, where))
+        draft = stack.enter_context(DraftSession(run.model, run.session)) if asked.draft else None
+        found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
+        capacity = window_tokens(run.model, asked.max_seq_len, asked.convention)
+        cut = capacity, asked.overlap, asked.convention
+        planned, skipped = plan(found, *cut)
+        for text in skipped:
+            render.warn(text, "skipped_sample")
+        other = None
+        if asked.against is not None:
+            other = stack.enter_context(open_compared_model(asked.against, run, found, where))
+        with render.ProgressLine("evaluating") as progress:
+            twin = None if other is None else other.session
+            measured = measure(run.session, planned, skipped, twin, progress, draft=draft)
+        kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
+        checks = judge(measured.loss, kind, str(run.model.path))
+        scored: output.EvalFacts = {
+            "run": run_options.run_facts(run),
+            **output.loss_to_json(measured.loss),
+            **windows_to_json(run.model, planned, *cut),
+        }
+        draft_found: output.DraftAcceptance | None = None
+        against: output.ComparedModel | None = None
+        if measured.acceptance is not None:
+            least = ALIVE if asked.least_accepted is None else asked.least_accepted
+            checks.insert(0, measured.acceptance.judged(least, str(run.model.path)))
+            found_drafts = measured.acceptance
+            draft_found = output.DraftAcceptance(
+                drafts=found_drafts.drafts,
+                accepted=found_drafts.accepted,
+                acceptance=found_drafts.rate,
+                least=least,
+            )
+        if other is not None and measured.other is not None:
+            checks += judge(measured.other, kind, str(other.model.path))
+            against = {
+                "run": run_options.run_facts(other),
+                **output.loss_to_json(measured.other),
+                "divergence": kl_to_json(measured.divergence),
+            }
+        body: dict[str, object] = {**scored}
+        body |= {} if draft_found is None else {"draft": draft_found}
+        body |= {} if against is None else {"against": against}
+        return finish(
+            run, body, checks, lambda: output.show(scored, draft_found, against),
+            lambda: output.answer(scored, draft_found, against),
+        )  # fmt: skip
+
+
+def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
+    """Return how far two models are apart as JSON has it; None where that was not measured."""
+    if found is None:
+        return None
+    return {
+        "kl": found.kl, "max_kl": found.max_kl, "top1": found.top1,
+        "correct_change": found.correct_change, "tokens": found.tokens,
+    }  # fmt: skip
+
+
+def evaluate_batch(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
+    """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
+    others = {
+        "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,
+        "--draft": asked.draft,
+        "--max-seq-len": asked.max_seq_len is not None, "--overlap": bool(asked.overlap),
+        "--convention": asked.convention != "disjoint",
+    }  # fmt: skip
+    found = [name for name, given in others.items() if given]
+    if found:
+        raise UsageError(f"--batch is scored as it is; found {found[0]} beside it")
+    from aprfmt.model.ledger import array_items
+
+    assert asked.batch is not None
+    with run_options.open_session(model, where) as run:
+        body, verdict, checks = batch.score_batch(run, asked.batch, asked.reported, asked.within)
+        said = {**body} if verdict is None else {**body, "reported": verdict}
+        left = array_items("batch array", body["batch"]["unread"])
+        return finish(run, said, checks, lambda: batch.show(body, verdict), left=left)
+
+
+def finish(
+    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None],
+    answer: "Callable[[], list[Line]] | None" = None, left: "Sequence[NotCompared]" = (),
+) -> int:  # fmt: skip
+    """Judge the checks, print what was found and return the exit code.
+
+    `left` is what nothing reads of a batch; what nothing reads of the model is named with it.
+    """
+    from aprfmt.base.outcome import Report
+    from aprfmt.checks.records import pronounce_report
+
+    report = Report(str(run.model.path), tuple(checks))
+    verdict = pronounce_report(report, run.model, left)
+
+    def show_all() -> None:
+        show()
+        check_output.show_checks(report.checks)
+        check_output.show_verdict(verdict)
+
+    def lines() -> "list[Line]":
+        assert answer is not None
+        return [
+            check_output.verdict_line(verdict),
+            *answer(),
+            *check_output.failure_lines(report.checks),
+        ]
+
+    gate = {**body, "gate": report.to_json(), **verdict.to_json()}
+    return render.emit(
+        gate, verdict.exit, show_all, answer=None if answer is None else lines,
+    )  # fmt: skip
+
+
+@contextmanager
+def open_compared_model(
+    text: str, here: "Run", samples: "list[Sample]", where: run_options.WhereOptions
+) -> "Iterator[Run]":
+    """Open the model to compare with, on the same device unless @RUN names one.
+
+    UsageError where it has another vocabulary.
+    """
+    from aprfmt.inference.device import split_run
+    from aprfmt.tokenizer.loading import refuse_other_tokens
+
+    with run_options.open_session(
+        text, where.elsewhere(run=split_run(text)[1] is not None)
+    ) as there:
+        refuse_other_tokens(here.model, there.model, chain(*(each.ids for each in samples)))
+        yield there

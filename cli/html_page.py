@@ -1,0 +1,92 @@
+"""Reports as one self-contained page: no network, no file beside it, nothing of a file executed.
+
+The parts of a page are the files of `pages/`; what differs from run to run goes in as JSON. What
+comes out of a model reaches the page in two ways only: as escaped text in the title, and in that
+JSON, which stands in a script element of a type that is not run. Our script writes text nodes of
+it.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from string import Template
+
+from aprfmt.base.text_escape import escape, escape_html
+from aprfmt.cli.render import to_plain_json
+
+BASE = ("base.css", "base.js")  # of every page
+IDS = 64  # token ids shown
+SILENT: tuple[object, ...] = (None, "", (), [])  # facts that are left out
+REPORT = ("report.css", "report.html", "raster.css", "raster.js", "report.js")  # of several pages
+TRACE = (
+    "histogram.css", "raster.css", "trace.css", "trace.html", "histogram.js", "raster.js",
+    "trace.js",
+)  # fmt: skip
+CHECKED = ("checks.css", "checks.html", "checks.js", "checked.js")  # of `validate` and `qa`
+MODEL = (
+    "checks.css", "histogram.css", "model.css", "model.html", "checks.js", "histogram.js",
+    "treemap.js", "model.js",
+)  # fmt: skip
+
+
+def render_html(
+    title: str, facts: Mapping[str, object], data: Mapping[str, object], parts: Iterable[str]
+) -> str:
+    """Return a whole page; `title`, `facts` and `data` may hold a file's text.
+
+    `facts` become a table of two columns, without those that say nothing. They and `data` stand in
+    the page as JSON under the id `data`: numbers that are not finite become strings, and
+    unsafe characters of every string are spelled out. `parts` are names of `pages/`, beside BASE.
+    """
+    shown = [[name, str(value)] for name, value in facts.items() if value not in SILENT]
+    found = _told(to_plain_json({"facts": shown, **data}))
+    text = json.dumps(found, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    names = [*BASE, *parts]
+    filled = {"title": escape_html(title), "data": script_json(text)} | {
+        hole: "".join(_part(name) for name in names if name.endswith(suffix))
+        for hole, suffix in (("style", ".css"), ("body", ".html"), ("script", ".js"))
+    }
+    return Template(_part("frame.html")).substitute(filled)
+
+
+def _part(name: str) -> str:
+    from importlib.resources import files
+
+    return (files("aprfmt.cli.pages") / name).read_text(encoding="utf-8")
+
+
+def script_json(text: str) -> str:
+    """Return JSON that cannot end, or open anything in, the script element it stands in."""
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _told(value: object) -> object:
+    """Return plain data with every string of it escaped for people."""
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, dict):
+        return {escape(name): _told(item) for name, item in value.items()}
+    return [_told(item) for item in value] if isinstance(value, list) else value
+
+
+def ids_text(ids: Iterable[int]) -> str:
+    """Return token ids as `3: 1 5 9`, of many the first."""
+    known = list(ids)
+    return f"{len(known)}: {' '.join(map(str, known[:IDS]))}"
+
+
+def add_page(
+    body: dict[str, object], path: Path | None, force: bool, text: Callable[[], str]
+) -> None:
+    """Publish a command's page where --html asked for one, and name it in what it prints."""
+    if path is not None:
+        write_page(path, text(), force)
+        body["html"] = str(path)
+
+
+def write_page(path: Path, text: str, force: bool) -> None:
+    """Publish a page; OutputError where the file is there already, unless `force`."""
+    from aprfmt.formats.atomic import FileSet
+
+    with FileSet(force=force) as published:
+        published.create(path).write(text.encode())

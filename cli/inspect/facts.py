@@ -1,0 +1,185 @@
+"""The facts of `aprfmt inspect`, as plain data; no tensor is read."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import Overlay
+from aprfmt.base.text_escape import shorten
+from aprfmt.cli.inspect.summary import summarize
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
+
+if TYPE_CHECKING:
+    from aprfmt.cli.inspect.records import ArchFacts, InspectBody
+    from aprfmt.model.resolve import Resolution
+
+
+def inspect_facts(opened: Model, full: bool = False) -> "InspectBody":
+    """Return everything `inspect` says; `full` leaves no array out of the metadata."""
+    body: InspectBody = {**_file(opened, full), **_model(opened)}
+    imported = pickle_imports(opened)
+    if imported:
+        body["imports"] = imported
+    body["relations"] = [relation.to_json() for relation in opened.relations]
+    body["notes"] += [asdict(relation.note(opened.path)) for relation in opened.relations]
+    body["tokenizer"] = _tokenizer(opened)
+    body["unread"] = _unread(opened)
+    body["summary"] = summarize(opened, body)
+    return body
+
+
+def _file(opened: Model, full: bool) -> "InspectBody":
+    """Return what the container says: sizes, encodings, metadata, remarks of its reader."""
+    from aprfmt.base.metadata_values import number_name, short_value
+
+    census: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    stored: Counter[str] = Counter()
+    # Counted by kind first: a file may hold a million tensors, of few kinds.
+    kinds = Counter(map(attrgetter("encoding", "shape", "nbytes"), opened.infos))
+    for (name, shape, nbytes), count in kinds.items():
+        census[name] += count
+        weights[name] += math.prod(shape) * count
+        stored[name] += nbytes * count
+    source = opened.source
+    return {
+        "path": str(opened.path),
+        "format": source.format,
+        "version": source.version,
+        "files": [str(path) for path in source.files],
+        "file_bytes": sum(path.stat().st_size for path in source.files),
+        "tensor_count": len(opened),
+        "parameters": sum(weights.values()),
+        "encodings": {
+            name: {"tensors": census[name], "parameters": weights[name], "bytes": stored[name]}
+            for name in sorted(census)
+        },
+        "metadata": {
+            key: _whole(value) if full else short_value(value)
+            for key, value in opened.metadata.items()
+        },
+        "metadata_names": {
+            key: name for key, value in opened.metadata.items() if (name := number_name(key, value))
+        },
+        "config": str(opened.folder.path / "config.json")
+        if opened.folder is not None and opened.folder.config is not None
+        else None,
+    }
+
+
+def _unread(opened: Model) -> list[str]:
+    """Return the files and the keys that no table lists, each in words.
+
+    The tokenizer's files are parsed for --account alone; keys of a configuration of no known
+    architecture say nothing that its name has not said.
+    """
+    from aprfmt.model.ledger import ledger
+
+    found = ledger(opened, ("file", "index entry", "metadata key"))
+    return [f"{item.kind} {item.name}" + f" ({item.of})" * bool(item.of) for item in found.unread]
+
+
+def pickle_imports(opened: Model) -> list[str]:
+    """Return the names that loading the file with pickle would import; none of other formats."""
+    source = opened.source
+    while isinstance(source, Overlay):
+        source = source.beneath
+    return [shorten(name, 200) for name in getattr(source, "imports", ())]
+
+
+def _whole(value: object) -> object:
+    """Return a metadata value whole, arrays as lists."""
+    return value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
+
+
+def _model(opened: Model) -> "ArchFacts":
+    """Return what the architecture's tables make of the file, and all remarks about it."""
+    notes = [asdict(note) for note in opened.notes]
+    try:
+        resolution = opened.resolution
+    except AprfmtError as error:
+        return {
+            "architecture": None,
+            "architecture_error": str(error),
+            "architecture_named": _named(opened),
+            "notes": notes,
+        }
+    where = str(opened.path)
+    notes += [asdict(note) for note in resolution.notes]
+    notes += [
+        {"level": "note", "where": where, "text": text, "key": "assumed"}
+        for text in resolution.report.assumed
+    ]
+    from aprfmt.model.ledger import towers
+
+    found = {spec.name: names for spec, names in towers(opened)}
+    facts: ArchFacts = {**architecture_facts(resolution), "notes": notes}
+    claimed = {name for names in found.values() for name in names}
+    facts["unclaimed"] = [name for name in facts["unclaimed"] if name not in claimed]
+    facts["towers"] = {name: len(names) for name, names in found.items()}
+    if others := [name for name in resolution.towers if name not in claimed]:
+        facts["towers"]["not read here"] = len(others)
+    return facts
+
+
+def _named(opened: Model) -> str:
+    """Return the architecture that a file names and that is known here, though it is not read."""
+    from aprfmt.model.resolve import find_spec
+
+    try:
+        return find_spec(opened, opened.forced).name
+    except AprfmtError:
+        return ""
+
+
+def _tokenizer(opened: Model) -> dict[str, object]:
+    from aprfmt.tokenizer import facts as tokenizer_facts
+    from aprfmt.tokenizer.doubts import quick_doubts
+
+    try:
+        found = dict(tokenizer_facts(opened, quick=True))
+        doubts = list(quick_doubts(opened.carried)) if found else []
+        return {**found, "doubts": "; ".join(doubts)} if doubts else found
+    except AprfmtError as error:
+        return {"error": str(error)}
+
+
+def architecture_facts(resolution: "Resolution") -> "ArchFacts":
+    """Return what the architecture's tables made of the file."""
+    from aprfmt.arch.used_hyperparameters import used_names
+
+    report, hyper, unread = resolution.report, resolution.hyper, resolution.unread
+    codes = set() if unread is None else {tensor.name for tensor in unread.tensors}
+    return {
+        "architecture": resolution.spec.name,
+        "level": resolution.spec.level,
+        "hyperparameters": {
+            name: {
+                "value": hyper.of(name).value,
+                "origin": hyper.of(name).origin,
+                "key": hyper.of(name).key,
+            }
+            for name in hyper
+        },
+        "used": used_names({name: hyper.of(name).value for name in hyper}),
+        "keys": {
+            "read": dict(report.read),
+            "defaulted": list(report.defaulted),
+            "ignored": list(report.ignored),
+            "unknown": list(report.unknown),
+        },
+        "conflicts": [str(row) for row in report.conflicts],
+        "roles": {
+            "found": len(resolution.roles),
+            "required": resolution.coverage.expected,
+            "missing": list(resolution.missing),
+            "packed": [key for key in resolution.missing if key in resolution.unread_roles],
+            "accepted": list(resolution.coverage.accepted),
+        },
+        "unclaimed": [name for name in resolution.unclaimed if name not in codes],
+        "draft": list(resolution.draft),
+    }

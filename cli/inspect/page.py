@@ -1,0 +1,200 @@
+"""The page of `aprfmt inspect --html`: one model, where its bytes are, what it carries, its checks.
+
+What `inspect --json` says, every tensor, the tokenizer and the checks of `validate`; nothing that
+grows with the size of the weights. The vocabulary is in it only where it is asked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.cli import render
+from aprfmt.cli.options import check_new
+from aprfmt.errors import AprfmtError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.cli.inspect.records import InspectBody
+    from aprfmt.model import Model
+    from aprfmt.tensors.view import View
+    from aprfmt.tokenizer.stated import Stated
+
+LONGEST = 2000  # characters of a metadata value
+SAMPLE = 60  # ordinary tokens shown of a vocabulary that was not asked for
+SPECIALS = 200  # special tokens shown
+LINES = 400  # lines of a template
+
+
+@dataclass(frozen=True)
+class PageRequest:
+    """What of a model goes into a page, and whether one may be replaced."""
+
+    html: Path | None
+    stats: bool
+    vocabulary: bool
+    force: bool
+
+    def check(self) -> None:
+        """Raise UsageError for page options without --html, OutputError if the page exists."""
+        given = {"--stats": self.stats, "--vocabulary": self.vocabulary}
+        if self.html is None and any(given.values()):
+            names = " and ".join(name for name, is_given in given.items() if is_given)
+            raise UsageError(f"inspect: {names} goes into a page; add --html FILE")
+        check_new(self.force, self.html)
+
+
+def write_inspect_page(opened: "Model", body: "InspectBody", paged: PageRequest) -> None:
+    """Write the page of an open model; `body` is what `inspect --json` prints of it."""
+    from aprfmt.cli.html_page import write_page
+
+    assert paged.html is not None
+    with render.ProgressLine("inspect") as progress:
+        text = render_page(opened, body, paged, progress)
+    write_page(paged.html, text, paged.force)
+    body["html"] = str(paged.html)
+
+
+def render_page(
+    opened: "Model", body: "InspectBody", paged: PageRequest, progress: "render.ProgressLine"
+) -> str:
+    """Return the page. Of damaged tensors the damage is shown, and everything of the others."""
+    from aprfmt.checks import validate_model
+    from aprfmt.cli import html_page
+
+    report = validate_model(opened, whole=paged.stats, progress=progress)
+    data = {
+        "found": {key: value for key, value in body.items() if key != "metadata"},
+        "tensors": tensor_rows(opened, paged.stats, progress),
+        "metadata": metadata_rows(opened),
+        "tokenizer": tokenizer_facts(opened, paged.vocabulary),
+        "report": report.to_json(),
+        "stats": paged.stats,
+    }
+    name = opened.metadata.get("general.name")
+    known = name if isinstance(name, str) and name else _called(opened.path)
+    facts = {
+        "file": body["path"],
+        "format": f"{body['format']} {body['version']}".strip(),
+        "architecture": body["architecture"] or body.get("architecture_error"),
+        "config": body["config"],
+    }
+    return html_page.render_html(known, facts, data, html_page.MODEL)
+
+
+def _called(path: Path) -> str:
+    """Return a file's name, or its folder's where the name says nothing of the model."""
+    return path.resolve().parent.name if path.stem == "model" else path.name
+
+
+def tensor_rows(
+    opened: "Model", stats: bool, progress: "render.ProgressLine"
+) -> list[dict[str, object]]:
+    """Return a row for every tensor of the file, with statistics and a histogram if asked for."""
+    from aprfmt.cli.tensors import tensor_row
+    from aprfmt.tensors.companions import all_bytes
+
+    roles, rows = opened.roles_of, []
+    for done, (name, tensor) in enumerate(opened.items()):
+        row: dict[str, object] = {**tensor_row(name, tensor, roles.get(name, ()), stats=False)}
+        row |= {"nbytes": all_bytes(tensor), "damage": tensor.damage}
+        if stats:
+            row |= _measured(tensor)
+            progress(done + 1, len(opened))
+        rows.append(row)
+    return rows
+
+
+def _measured(tensor: "View") -> dict[str, object]:
+    from aprfmt.cli.histograms import tensor_histogram
+    from aprfmt.tensors.stats import tensor_stats
+
+    try:
+        found = tensor_stats(tensor.stored[0])
+        return {"stats": found.to_json(), "histogram": tensor_histogram(tensor, found)}
+    except AprfmtError as error:
+        return {"stats": None, "histogram": None, "unread": str(error)}
+
+
+def metadata_rows(opened: "Model") -> list[list[str]]:
+    """Return every key with its value as a text, long ones cut and arrays by their beginning."""
+    return [[key, _value(value)] for key, value in opened.metadata.items()]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST else f"{value[:LONGEST]}... ({len(value)} characters)"
+    if isinstance(value, Sequence):
+        shown = ", ".join(_value(one)[:40] for one in value[:8])
+        return f"[{shown}]" if len(value) <= 8 else f"{len(value)}: [{shown}, ...]"
+    return str(value)
+
+
+def tokenizer_facts(opened: "Model", everything: bool) -> dict[str, object] | None:
+    """Return a model's vocabulary, special tokens and template; None without a tokenizer.
+
+    A tokenizer that cannot be read is its error.
+    """
+    from aprfmt.tokenizer.stated import stated
+
+    try:
+        found = stated(opened)
+        return None if found is None else _tokenizer(found, everything)
+    except AprfmtError as error:
+        return {"error": str(error)}
+
+
+def _tokenizer(found: "Stated", everything: bool) -> dict[str, object]:
+    from aprfmt.tokenizer import scan_template
+    from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+    from aprfmt.tokenizer.pieces import readable
+
+    words = found.vocabulary
+    named = {
+        NORMAL: "", UNKNOWN: "unknown", CONTROL: "control", USER_DEFINED: "added",
+        UNUSED: "unused", BYTE: "byte",
+    }  # fmt: skip
+
+    def row(i: int) -> list[object]:
+        return [i, readable(words.tokens[i], words.kind), named.get(words.types[i], "")]
+
+    roles: dict[int, list[str]] = {}
+    for role, i in words.ids.items():
+        roles.setdefault(i, []).append(role)
+    for i in found.stops:
+        roles.setdefault(i, []).append("ends a text")
+    special = [i for i in words.added if i < len(words.tokens)]
+    count = len(words.tokens)
+    step = max(1, count // SAMPLE)
+    shown = range(count) if everything else range(0, count, step)
+    template = found.template
+    return {
+        "kind": words.kind, "count": count, "merges": len(words.merges or ()),
+        "pre": words.pre, "bos": found.begins, "eos": found.ends, "whole": everything,
+        "special": [[*row(i), ", ".join(roles.get(i, []))] for i in special[:SPECIALS]],
+        "specials": len(special), "tokens": [row(i) for i in shown],
+        "template": _lines(template), "previews": template_previews(found),
+        "suspicious": scan_template(template) if template else [],
+    }  # fmt: skip
+
+
+def _lines(text: str | None) -> list[str]:
+    """Return a text's lines, so that escaping leaves the breaks; of many the first."""
+    lines = [] if text is None else text.split("\n")
+    more = [f"... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
+    return [*lines[:LINES], *more]
+
+
+def template_previews(found: "Stated") -> list[dict[str, object]]:
+    """Return what the template makes of a few conversations, or why it makes nothing."""
+    from aprfmt.tokenizer.conversations import rendered
+
+    if found.template is None:
+        return []
+    try:
+        texts = rendered(found.template, found.texts, found.carried.where)
+    except AprfmtError as error:
+        return [{"name": "the template", "status": "error", "lines": _lines(str(error))}]
+    return [
+        {"name": name, "status": status, "lines": _lines(text)}
+        for name, (status, text) in texts.items()
+    ]

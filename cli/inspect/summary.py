@@ -1,0 +1,187 @@
+"""The first line of `aprfmt inspect`: the answer, of which the rest is the evidence."""
+
+import re
+from typing import TYPE_CHECKING
+
+from aprfmt.cli import render
+from aprfmt.model import Model
+
+if TYPE_CHECKING:
+    from aprfmt.cli.inspect.records import InspectBody, InspectSummary, RolesFound
+
+# tokenizer.ggml.model -> what people call it
+TOKENIZERS = {
+    "gpt2": "BPE", "llama": "SentencePiece", "bert": "WordPiece", "t5": "Unigram", "rwkv": "RWKV",
+    "plamo2": "PLaMo-2",
+}  # fmt: skip
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # config.json's dtype
+_PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensors are
+
+
+def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
+    """Return the parts of the answer, and the whole as `line`."""
+    known, kind = body["architecture"] is not None, opened.kind
+    stored = sum(row["bytes"] for row in body["encodings"].values())
+    found: InspectSummary = {
+        "name": _name(opened, body),
+        "kind": "model" if kind is None else kind.name,
+        "says": "" if kind is None else kind.says(opened),
+        "next": "" if kind is None else kind.todo(opened),
+        "architecture": body["architecture"]
+        or body.get("architecture_named")
+        or str(body["metadata"].get("general.architecture", "")),
+        "level": body["level"] if known else "tensors",
+        "parameters": body["parameters"],
+        "bits_per_weight": 8 * stored / body["parameters"] if body["parameters"] else None,
+        "quantization": _quantization(body),
+        "context_length": _context(body),
+        "tokenizer": _tokenizer(body["tokenizer"]),
+        "licence": _licence(opened, body["metadata"]),
+        "unusual": _unusual(opened, body),
+        "line": "",
+    }
+    found["line"] = summary_line(found)
+    return found
+
+
+def summary_line(found: "InspectSummary") -> str:
+    """Return the answer as one sentence."""
+    if found["says"]:
+        return f"{found['name']}: is {found['says']}; {found['next']}"
+    level = {"full": "runs here", "names": "names only", "tensors": "tensors only"}[found["level"]]
+    bits = found["bits_per_weight"]
+    parts = [
+        f"{found['architecture'] or 'unknown architecture'} ({level})",
+        f"{render.count_text(found['parameters'])} parameters",
+        f"{found['quantization']} at {bits:.2f} bits a weight" if bits else "",
+        f"context {found['context_length']}" if found["context_length"] else "",
+        found["tokenizer"],
+        f"licence {found['licence']}" if found["licence"] else "no licence stated",
+    ]
+    unusual = "; ".join(found["unusual"]) or "nothing"
+    return f"{found['name']}: {', '.join(filter(None, parts))}; unusual: {unusual}"
+
+
+def _name(opened: Model, body: "InspectBody") -> str:
+    """Return the name that the file gives itself, else that of its folder or file."""
+    for key in ("general.name", "name", "model_name"):
+        value = body["metadata"].get(key)
+        if isinstance(value, str) and value:
+            return value
+    named = opened.folder is not None and opened.path.name.startswith(("model", "pytorch_model"))
+    return opened.path.resolve().parent.name if named else opened.path.stem
+
+
+def _context(body: "InspectBody") -> int | None:
+    row = body.get("hyperparameters", {}).get("context_length")
+    return None if row is None else row["value"]
+
+
+def _quantization(body: "InspectBody") -> str:
+    """Return llama.cpp's name of the file's type, else the encoding of most weights."""
+    stated: str = body["metadata_names"].get("general.file_type", "")
+    rows = body["encodings"]
+    if stated or not rows:
+        return stated or "no tensors"
+    main = max(rows, key=lambda name: (rows[name]["parameters"], name))
+    whole = rows[main]["parameters"] > 0.9 * body["parameters"]
+    return main if whole else f"mostly {main}"
+
+
+def _tokenizer(facts: dict[str, object]) -> str:
+    if "error" in facts:
+        return "a tokenizer that cannot be read"
+    if not facts:
+        return "no tokenizer"
+    model = facts.get("model")
+    kind = f"{TOKENIZERS.get(str(model), str(model))} tokenizer" if model else "tokenizer.json"
+    return kind + (f" of {facts['entries']}" if "entries" in facts else "")
+
+
+def _licence(opened: Model, metadata: dict[str, object]) -> str:
+    for key in ("general.license", "license"):
+        value = metadata.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
+def _stated_dtype(opened: Model) -> str:
+    """Return the encoding that config.json says unpacked weights have; "" if it says none."""
+    config = opened.folder.config if opened.folder is not None else None
+    if config is None or "quantization_config" in config:
+        return ""
+    stated = config.get("dtype", config.get("torch_dtype"))
+    return DTYPES.get(stated, "") if isinstance(stated, str) else ""
+
+
+def missing_roles(roles: "RolesFound") -> list[str]:
+    """Return the missing roles that no packed weight holds."""
+    return [key for key in roles["missing"] if key not in roles["packed"]]
+
+
+_SAID = ("relation", "partial_input_scales")  # notes that the line says in words
+
+
+def _unusual(opened: Model, body: "InspectBody") -> list[str]:
+    """Return what somebody should know before using the file, in a few words each."""
+    found = []
+    if opened.damage:
+        found.append("damaged")
+    unread = opened.unread
+    if unread is not None:
+        how = f"by {unread.method!r}, not decoded here" if unread.method else "without a claim"
+        found.append(f"{len(unread.weights)} weights packed {how}")
+    found += [
+        note["text"].partition(":")[0]
+        for note in body["notes"]
+        if note["key"] == "partial_input_scales"
+    ]
+    if body["architecture"] is None:
+        named, error = body.get("architecture_named"), body["architecture_error"]
+        where = f"{opened.path}: "
+        found.append(
+            f"{named} is not read: {error.removeprefix(where)}"
+            if named
+            else "architecture not known here"
+        )
+    stated = body["metadata_names"].get("general.file_type", "")
+    base = _PLAIN.match(stated)
+    if base and body["encodings"] and base[0] not in body["encodings"]:
+        found.append(f"called {stated}, but no tensor is {base[0]}")
+    said_dtype = _stated_dtype(opened)
+    if said_dtype and said_dtype not in body["encodings"] and body["encodings"]:
+        found.append(f"config.json says {said_dtype}, no tensor is {said_dtype}")
+    if "roles" in body:
+        roles = body["roles"]
+        for names, said in ((missing_roles(roles), ""), (roles["accepted"], ", accepted")):
+            if names:
+                found.append(f"{len(names)} of {roles['required']} tensors missing{said}")
+        for rows, one, many in (
+            (body["conflicts"], "contradiction", "contradictions"),
+            (body["unclaimed"], "tensor of no role", "tensors of no role"),
+            (body["keys"]["unknown"], "unknown key", "unknown keys"),
+        ):
+            if rows:
+                found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
+    files = [one for one in body["unread"] if one.startswith("file ")]
+    if files:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        found.append(f"{files[0]}{more}, which nothing reads")
+    language = body["tokenizer"].get("chat_template_language")
+    if language is not None:
+        found.append(f"the chat template is {language}, not jinja2")
+    scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
+    if scan != "nothing suspicious":
+        found.append("suspicious chat template")
+    if "turn_end" in body["tokenizer"]:
+        found.append(str(body["tokenizer"]["turn_end"]))
+    if "doubts" in body["tokenizer"]:
+        found.append(str(body["tokenizer"]["doubts"]))
+    found += [str(relation["says"]) for relation in body["relations"]]
+    warnings = sum(
+        note["level"] == "warning" and note["key"] not in _SAID for note in body["notes"]
+    )
+    if warnings:
+        found.append(f"{warnings} warning{'s' * (warnings > 1)}")
+    return found

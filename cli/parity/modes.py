@@ -1,0 +1,200 @@
+"""The ways of `aprfmt parity`: comparing runs, calibrating, a reproduction written or run again."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.cli import dry_run, output_format, render, run_options
+from aprfmt.cli.html_page import add_page
+from aprfmt.cli.parity import output
+from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
+    from aprfmt.inference.device import Choice
+    from aprfmt.inference.parity.cells import Parity
+    from aprfmt.inference.parity.request import ParityRequest
+    from aprfmt.model import Model
+
+
+@dataclass(frozen=True)
+class ParityOptions(run_options.WithinOptions):
+    """How the model runs on each side, and at which points the runs are compared."""
+
+    points: str | None
+    through: str | None
+    arbiter: bool
+    thresholds: Path | None
+
+
+@dataclass(frozen=True)
+class ParityOutputs:
+    """What is made of a comparison: files, a page, text of every point."""
+
+    bundle: Path | None
+    html: Path | None
+    every: bool
+    force: bool
+    dry_run: bool
+
+
+def run_parity(
+    text: str, runs: list[str], base: str | None, calibrate: Path | None, repeats: int,
+    asked: ParityOptions, wanted: ParityOutputs, tokens: run_options.TokenOptions,
+) -> int:  # fmt: skip
+    """Compare the runs, or calibrate with them; print what was found and return the exit code."""
+    from aprfmt.inference.device import parse_run
+
+    if base is not None and asked.through is not None:
+        raise UsageError("--through has its own base: the model itself; leave --base out")
+    choices = [parse_run(run) for run in runs]
+    if not wanted.dry_run:
+        for choice in choices:
+            choice.refuse_missing_gpu()  # before the model is opened and read
+    with ExitStack() as stack:
+        opened, request = prepare_runs(text, asked, tokens, stack)
+        request = replace(request, by_position=wanted.html is not None)
+        if not tokens.given and output_format.answer_format() != "json":
+            output.show_chosen(request.ids)
+        if wanted.dry_run:
+            return dry_run.report_parity(opened, choices, request)
+        if calibrate is not None:
+            return calibrate_tolerances(opened, choices, request, repeats, calibrate, wanted)
+        found = compare_runs(opened, choices, request, base, asked)
+        body = found.to_json() | {"ids_chosen": not tokens.given, "bundle": None}
+        if wanted.bundle is not None:
+            body["bundle"] = write_bundle(wanted.bundle, found, runs, wanted.force)
+    return finish_parity(found, body, wanted)
+
+
+def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the models and the runs among the words of a command line."""
+    from aprfmt.inference.device import is_run
+
+    runs = [word for word in words if is_run(word)]
+    return [word for word in words if word not in runs], runs
+
+
+def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the one model and its runs; UsageError for more, or for fewer than two runs."""
+    models, runs = split_arguments(words)
+    if len(models) != 1:
+        found = ", ".join(models) or "none"
+        raise UsageError(f"expected one MODEL and runs behind --between, found the models {found}; "
+                         "a run begins with a backend, an engine, cpu or cuda")  # fmt: skip
+    if len(runs) < 2:
+        raise UsageError(f"{len(runs)} runs; give at least two: --between cpu torch")
+    return models[0], runs
+
+
+def prepare_runs(
+    text: str, asked: ParityOptions, tokens: run_options.TokenOptions, stack: ExitStack
+) -> "tuple[Model, ParityRequest]":
+    """Open the model; return it and what to run on it, its ids chosen where none are named."""
+    from aprfmt.inference.capture import instances, select_points
+    from aprfmt.inference.parity.calibrate import load_calibration
+    from aprfmt.inference.parity.request import ParityRequest
+    from aprfmt.inference.probe_ids import choose_ids
+    from aprfmt.model import open_model
+    from aprfmt.model.completeness import refuse_to_run
+
+    rows = () if asked.thresholds is None else load_calibration(asked.thresholds)
+    opened = open_model(text, arch=asked.arch, allow_missing=asked.allow_missing)
+    model = stack.enter_context(opened)
+    run_options.warn_of_model(model)
+    refuse_to_run(model.resolution, model.path)
+    if tokens.given:
+        ids, said = run_options.token_ids(model, tokens)
+    else:
+        ids, said = list(choose_ids([model.hyper], long=True)), None
+    wanted = None
+    if asked.points is not None:
+        names = set(select_points(asked.points.split(","))) | {"logits"}
+        known = instances(model.spec.block, model.hyper, model.roles)
+        wanted = [key for key, item in known.items() if item.point.name in names]
+    return model, ParityRequest(
+        tuple(ids), text=said, wanted=wanted, through=asked.through, arbiter=asked.arbiter,
+        threads=asked.threads, memory=asked.memory, deterministic=asked.deterministic,
+        calibrated=rows, calibrated_by=None if asked.thresholds is None else str(asked.thresholds),
+    )  # fmt: skip
+
+
+def compare_runs(
+    model: "Model",
+    choices: "list[Choice]",
+    request: "ParityRequest",
+    base: str | None,
+    asked: ParityOptions,
+) -> "Parity":
+    """Run and compare; `base` is the model before quantization."""
+    from aprfmt.inference.parity.between import parity
+    from aprfmt.model import open_model
+
+    render.STATUS.doing(f"running {', '.join(map(str, choices))}")
+    if base is None:
+        return parity(model, choices, request)
+    with open_model(base, arch=asked.arch, allow_missing=asked.allow_missing) as source:
+        return parity(model, choices, request, source)
+
+
+def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutputs) -> int:
+    """Draw and print a comparison as it is wanted; return the exit code."""
+    from aprfmt.cli.parity.page import render_page
+
+    add_page(body, wanted.html, wanted.force, lambda: render_page(body))
+
+    def show() -> None:
+        output.show(found, wanted.every)
+        if wanted.bundle is not None:
+            path, none = f"wrote {wanted.bundle}", "no operation to reproduce; wrote none"
+            render.say(path if body["bundle"] else none)
+
+    def answer() -> "list[Line]":
+        return output.answer(found, body["bundle"] if wanted.bundle is not None else None)
+
+    return render.emit(body, found.exit_code, show, answer=answer)
+
+
+def write_bundle(
+    path: Path, found: "Parity", runs: list[str], force: bool
+) -> dict[str, object] | None:
+    """Write the first reproduction there is; None where no operation was taken apart."""
+    from aprfmt.inference.parity.bundle import save_bundle
+    from aprfmt.inference.parity.reproduce import bundle_of
+
+    made = bundle_of(found, runs)
+    if made is None:
+        return None
+    save_bundle(path, made, ["aprfmt", *sys.argv[1:]], force=force)
+    return {"path": str(path), "key": made.cell.key, "residual": made.residual,
+            "bytes": path.stat().st_size}  # fmt: skip
+
+
+def replay_bundle(path: Path, runs: list[str]) -> int:
+    """Run a reproduction again; exit 1 where it still reproduces."""
+    from aprfmt.inference.parity.bundle import replay as run_again
+
+    found = run_again(path, runs)
+    code = 1 if found.reproduced else 0
+    return render.emit({"replay": found.to_json()}, code, lambda: output.show_replay(found))
+
+
+def calibrate_tolerances(
+    model: "Model", choices: "list[Choice]", request: "ParityRequest", repeats: int, path: Path,
+    wanted: ParityOutputs,
+) -> int:  # fmt: skip
+    """Calibrate; exit 1, nothing written, where a point is beyond what a tolerance may excuse."""
+    from aprfmt.inference.parity.calibrate import calibrate, save_calibration
+
+    render.STATUS.doing(f"calibrating over {repeats} sequences")
+    found = calibrate(model, choices, request, repeats)
+    body: dict[str, Any] = {"calibration": found.to_json(), "written": None}
+    if not found.beyond:
+        save_calibration(path, found, force=wanted.force)
+        body["written"] = str(path)
+    show = partial(output.show_calibration, found, body["written"])
+    return render.emit(body, 1 if found.beyond else 0, show)

@@ -1,0 +1,208 @@
+"""What `aprfmt parity` prints."""
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aprfmt.cli import check_output, render, run_options
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
+    from aprfmt.inference.parity.bundle import Replayed
+    from aprfmt.inference.parity.calibrate import Calibration
+    from aprfmt.inference.parity.cells import Operation, Parity, RunDistance, RunFacts, RunPair
+    from aprfmt.measure.traces import PointDiff
+
+MOST_IDS = 64  # of those chosen; more are said with --json
+_STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
+
+
+def show_chosen(ids: Sequence[int]) -> None:
+    """Say which token ids were chosen, as --ids takes them."""
+    said = ",".join(map(str, ids[:MOST_IDS]))
+    rest = f" and {len(ids) - MOST_IDS} more (--json)" if len(ids) > MOST_IDS else ""
+    render.line(f"{len(ids)} token ids chosen: --ids {said}{rest}")
+
+
+def answer(found: "Parity", bundle: object) -> "list[Line]":
+    """Return each run's verdict with what its logits are apart, and the next command."""
+    lines: list[Line] = []
+    commands = []
+    for pair in found.pairs:
+        mine, reference = found.runs[pair.b], found.runs[pair.a]
+        names = f"{run_label(mine)} against {run_label(reference)}"
+        said = found.pronounced_of(pair.verdict, [pair]).says
+        lines.append((f"{said} ({names})", _STYLES[pair.verdict]))
+        if pair.logits is not None:
+            lines.append((
+                f"  logits: relL2 {pair.logits.rel_l2:.3g}, argmax equal in "
+                f"{pair.logits.argmax:.1%} of {pair.logits.rows} rows, KL "
+                f"{pair.logits.kl_mean:.3g} nats", "",
+            ))  # fmt: skip
+        lines += [
+            (f"  FAIL {one.name}: {one.found}; expected {one.expected}", "bad")
+            for one in pair.report.checks if one.outcome == "FAIL"
+        ]  # fmt: skip
+        if pair.verdict == "bug":
+            ids = ",".join(map(str, found.ids))
+            run, other = (
+                shlex.quote(f"{found.model}@{one.requested}") for one in (mine, reference)
+            )
+            commands.append(f"aprfmt trace {run} --payload --ids {ids} --reference {other}")
+    if bundle:
+        lines.append((f"reproduction of the first wrong operation: {bundle}", ""))
+    return [*lines, *((f"next: {text}", "head") for text in commands[:1])]
+
+
+def show(found: "Parity", every: bool) -> None:
+    """Print the runs, one table for each pair, and the verdicts."""
+    weights = f", weights through {found.through} and back" if found.through else ""
+    what = f"{found.architecture}, {found.weights_class} weights{weights}"
+    render.say(f"{found.model} ({what}), {len(found.ids)} tokens", style="head")
+    for index, run in enumerate(found.runs):
+        via = f", {run.via}" if run.via else ""
+        name = "reference" if index == 0 else f"run {index}"
+        render.say(f"  {name}: {run_label(run)} ({run.points} points{via})")
+        for key, why in list((run.unknown or {}).items())[:4]:
+            render.warn(f"{run.ran}: {key}: {why}", "unknown_point")
+    for pair in found.pairs:
+        show_pair(found, pair, every)
+    if found.noise is not None:
+        show_distance(found.noise, "the reference")
+    for distance in found.arbiter:
+        show_distance(distance, run_label(found.runs[distance.of]))
+
+
+def run_label(run: "RunFacts") -> str:
+    """Return what was asked for and what ran."""
+    return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
+
+
+def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
+    """Print one run against the reference."""
+    names = f"{run_label(found.runs[pair.b])} against {run_label(found.runs[pair.a])}"
+    from aprfmt.measure.tolerances import MAX_FACTOR, MAX_UNIT, UNIT
+
+    render.line()
+    render.say(names, style="head")
+    points = pair.diff.points if every else worst_points(pair.diff.points)
+    rows = []
+    for point in points:
+        if point.why:
+            rows.append((point.key, "-", "-", "-", "not comparable", point.why))
+            continue
+        verdict = "BEYOND" if point.beyond else "equal" if point.bits else "within"
+        rows.append((point.key, f"{point.rel_l2:.3g}", f"{point.max_over_rms:.3g}",
+                     f"{point.tolerance:.3g}", verdict, point.reason))  # fmt: skip
+    render.table(
+        rows, ("point", "relL2", "max/rms", "tolerance", "verdict", "why this tolerance"), "lrrrll"
+    )
+    render.line(
+        f"tolerance: {UNIT}; max/rms ({MAX_UNIT}) may be {MAX_FACTOR:g} times that", style="dim"
+    )
+    if not every:
+        render.line(
+            "the worst of each kind of point, and all beyond; --all prints every one", style="dim"
+        )
+    run_options.show_nonfinite(pair.diff.points, "this run")
+    show_outcomes(pair)
+    for operation in pair.operations:
+        show_operation(operation)
+    check_output.show_checks(pair.report.checks)
+    render.say(found.pronounced_of(pair.verdict, [pair]).says, style=_STYLES[pair.verdict])
+
+
+def worst_points(points: "Sequence[PointDiff]") -> "list[PointDiff]":
+    """Return the largest relL2 of each kind of point, and all beyond, in execution order."""
+    largest: dict[str, tuple[float, str]] = {}
+    for point in points:
+        name = point.key.rpartition(".")[2]
+        if point.rel_l2 is not None and point.rel_l2 > largest.get(name, (-1.0, ""))[0]:
+            largest[name] = point.rel_l2, point.key
+    keys = {key for _, key in largest.values()}
+    beyond = [point.key for point in points if point.beyond][:20]
+    return [p for p in points if p.key in keys or p.key in beyond or p.why]
+
+
+def show_outcomes(pair: "RunPair") -> None:
+    """Print logits, losses and experts."""
+    logits = pair.logits
+    if logits is not None:
+        render.line(
+            f"logits: relL2 {logits.rel_l2:.3g}, max {logits.max_abs:.3g}, argmax equal "
+            f"{logits.argmax:.1%} of {logits.rows} rows, top {logits.k} {logits.top_k:.1%}, "
+            f"KL {logits.kl_mean:.3g} nats (largest {logits.kl_max:.3g})"
+        )
+        for flip in logits.flips[:5]:
+            word = "within rounding" if flip.explained else "beyond rounding"
+            render.line(
+                f"  position {flip.position}: {flip.a} (by {flip.margin_a:.3g}) became {flip.b} "
+                f"(by {flip.margin_b:.3g}); a logit moved {flip.largest:.3g} there, {word}"
+            )
+    losses = pair.losses
+    if losses.reference is not None and losses.forward is not None:
+        own = losses.why
+        if losses.own is not None:
+            own = f"{losses.own:.6f} (a label {losses.own_off:.3g} off, {losses.own_bound:.3g} may)"
+        render.line(
+            f"loss in nats: reference {losses.reference:.6f}, other forward {losses.forward:.6f} "
+            f"({losses.forward - losses.reference:+.3g}), its own loss {own}"
+        )
+    for token in pair.experts[:8]:
+        word = "within rounding" if token.explained else "beyond rounding"
+        gap = "not known" if token.gap is None else f"{token.gap:.3g}"
+        render.line(f"{token.key}, position {token.position}: experts {list(token.gone)} became "
+                    f"{list(token.came)}; margin {gap}, {word}")  # fmt: skip
+
+
+def show_operation(operation: "Operation") -> None:
+    """Print an operation that was run alone."""
+    how = "the other run's inputs through the reference" if operation.shadow else "equal inputs"
+    word = "wrong" if operation.wrong else "agrees"
+    gain = "" if operation.gain is None else f"; output over input {operation.gain:.3g}"
+    render.say(
+        f"operation {operation.key} alone, {how} ({', '.join(operation.inputs)}): relL2 "
+        f"{operation.residual:.3g}, rounding {operation.bound:.3g}: {word}{gain}",
+        style="bad" if operation.wrong else "",
+    )
+
+
+def show_distance(distance: "RunDistance", name: str) -> None:
+    """Print how far a run is from the arbiter or from the weights before quantization."""
+    known = {key: value for key, value in distance.rel_l2.items() if value == value}
+    key = max(known, key=known.__getitem__, default="")
+    loss = "" if distance.ce is None else f", loss {distance.ce:+.3g} nats"
+    end = known.get("logits")
+    render.say(
+        f"{name} from {distance.what}: largest relL2 {known.get(key, 0.0):.3g} at {key}"
+        + ("" if end is None else f", logits {end:.3g}")
+        + loss
+    )
+
+
+def show_replay(found: "Replayed") -> None:
+    """Print what a replay found."""
+    render.say(f"{found.key}: {found.runs[1]} against {found.runs[0]}", style="head")
+    render.line(f"  apart now {found.apart:.3g}, recorded {found.recorded:.3g}, rounding "
+                f"{found.bound:.3g}; largest {found.largest:.3g} at {list(found.at)}")  # fmt: skip
+    moved = [("reference", found.reference), ("other run", found.other)]
+    for name, value in moved:
+        if value:
+            render.line(f"  the {name} gives another result than recorded: relL2 {value:.3g}")
+    word = "reproduced: the operation is wrong" if found.reproduced else "not reproduced"
+    render.line(word, style="bad" if found.reproduced else "good")
+
+
+def show_calibration(found: "Calibration", written: str | None) -> None:
+    """Print measured tolerances with their evidence."""
+    rows = [
+        ("/".join(row.pair), row.weights, row.point, row.dtype, f"{row.rel_l2:.3g}",
+         f"{row.max_over_rms:.3g}", f"{row.largest:.3g}", row.runs)
+        for row in found.rows
+    ]  # fmt: skip
+    render.table(rows, ("pair", "weights", "point", "dtype", "relL2", "max/rms", "largest seen",
+                        "compared"), "llllrrrr")  # fmt: skip
+    for text in found.beyond[:8]:
+        render.say(f"beyond what a tolerance may excuse: {text}", style="bad")
+    if written:
+        render.say(f"wrote {written}")

@@ -1,0 +1,346 @@
+"""What every command that runs a model shares: what to run, on what, and the token ids."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NotRequired, TypedDict
+
+import click
+
+from aprfmt.cli import options, render
+from aprfmt.errors import AprfmtError, FormatError, UsageError
+from aprfmt.inference.backends import BACKENDS
+
+if TYPE_CHECKING:
+    from aprfmt.inference.running import Run, RunRequest
+    from aprfmt.inference.session import Numbers
+    from aprfmt.inference.trace import Trace
+    from aprfmt.measure.traces import PointDiff
+    from aprfmt.model import Model
+    from aprfmt.tokenizer import Tokenizer
+
+NONFINITE = 12  # points with NaN or infinities that are shown
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return `a, b or c`."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+# What a run may use of the machine, and what may be missing of the model; see `WithinOptions`.
+within = options.option_group(
+    click.option("--threads", type=options.WORKERS, help="Threads of the arithmetic."),
+    click.option("--memory", callback=options.parse_size, metavar="SIZE",
+                 help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
+    click.option("--deterministic", is_flag=True,
+                 help="Fixed row blocks, and one thread unless --threads says otherwise: "
+                 "prefixes, batches and steps are equal to the bit."),
+    options.allow_missing,
+)  # fmt: skip
+# Where a model runs; the fields of `WhereOptions`, but for --arch.
+where = options.option_group(
+    click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
+    click.option("--backend", metavar="NAME", help=f"{join_names(BACKENDS.own)}."),
+    click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
+    within,
+)
+# What is run: exactly one names the tokens; the fields of `TokenOptions`.
+what = options.option_group(
+    click.option("--prompt", metavar="TEXT",
+                 help="Text, tokenized as the model does it; - is stdin."),
+    click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file; - is stdin."),
+    click.option("--chat", metavar="TEXT",
+                 help="A user's message in the chat template; - is stdin."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WithinOptions:
+    """The options of `within` and --arch."""
+
+    threads: int | None
+    memory: int | None
+    deterministic: bool
+    allow_missing: tuple[str, ...]
+    arch: str | None
+
+
+@dataclass(frozen=True)
+class WhereOptions(WithinOptions):
+    """Where a model runs, and what of it may be missing: the options of `where` and --arch."""
+
+    device: str | None
+    backend: str | None
+    dtype: str | None
+
+    def request(self, text: str) -> "RunRequest":
+        """Return the request of MODEL[@RUN]; UsageError for a run that is named twice."""
+        from aprfmt.inference.running import requested
+
+        return requested(
+            text, self.device, self.backend, self.dtype,
+            **{field.name: getattr(self, field.name) for field in fields(WithinOptions)},
+        )  # fmt: skip
+
+    def elsewhere(self, run: bool = True) -> "WhereOptions":
+        """Return the same for another model: without --arch, and by default without a device."""
+        if not run:
+            return replace(self, arch=None)
+        return replace(self, arch=None, device=None, backend=None, dtype=None)
+
+
+@dataclass(frozen=True)
+class TokenOptions:
+    """What is run: exactly one of the options of `what`."""
+
+    prompt: str | None
+    ids: str | None
+    chat: str | None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were used."""
+        return [f"--{name}" for name, value in vars(self).items() if value is not None]
+
+
+@contextmanager
+def open_session(
+    text: str, where: WhereOptions, engines: bool = False, draft: bool = False
+) -> "Iterator[Run]":
+    """Open MODEL[@RUN], or its `draft` head, and warn of what is odd.
+
+    Raises UsageError for an engine unless these do.
+    """
+    from aprfmt.inference.running import opened
+
+    request = replace(where.request(text), draft=draft)
+    if request.choice.is_engine and not engines:
+        request.backend()  # raises: it says what takes an engine
+    request.choice.refuse_missing_gpu()  # before torch is imported, which takes seconds
+    if request.choice.why.startswith("auto"):
+        render.warn(request.choice.why, "fallback")
+    with opened(request, tell=warn_of_model) as run:
+        render.STATUS.doing(f"running {run.model.path} on {run.choice}")
+        yield run
+
+
+def warn_of_model(model: "Model") -> None:
+    """Say what the file leaves out or contradicts, and what the pass does about it."""
+    from aprfmt.model.completeness import accepted_text
+
+    report = model.resolution.report
+    for note in (*model.notes, *model.resolution.notes):
+        if note.level == "warning":
+            render.warn_note(note)
+    for text in report.conflicts:
+        render.warn(f"{model.path}: {text}", "contradiction")
+    accepted = accepted_text(model.resolution)
+    if accepted:
+        render.warn(f"{model.path}: {accepted}", "accepted_missing")
+
+
+def token_ids(model: "Model", tokens: TokenOptions) -> tuple[list[int], str | None]:
+    """Return (ids, the text they stand for); UsageError unless exactly one source is given."""
+    if len(tokens.given) != 1:
+        found = " and ".join(tokens.given) or "none of them"
+        raise UsageError(f"give one of --prompt, --ids and --chat; found {found}")
+    if tokens.ids is not None:
+        return check_ids(model, parse_ids(tokens.ids)), None
+    if tokens.chat is not None:
+        message = [{"role": "user", "content": options.read_text_option(tokens.chat, "--chat")}]
+        text, ids = model.tokenizer.chat(message)
+        return check_ids(model, ids), text
+    assert tokens.prompt is not None
+    prompt = options.read_text_option(tokens.prompt, "--prompt")
+    ids = model.tokenizer.encode(prompt)
+    warn_of_bos(model.tokenizer, ids, "--prompt ")
+    return check_ids(model, ids), prompt
+
+
+def warn_of_bos(tokenizer: "Tokenizer", ids: list[int], what: str = "") -> None:
+    """Warn where a text has a BOS of its own behind the one that the tokenizer puts there."""
+    if ids[:2] == [tokenizer.bos_id] * 2:
+        name = tokenizer.token(ids[0])
+        render.warn(
+            f"{what}begins with {name} twice: once in the text, once put there", "double_bos"
+        )
+
+
+def parse_ids(text: str) -> list[int]:
+    """Return ids of `1,2,3`, or of a .npy file of integers."""
+    text = options.read_text_option(text, "--ids")
+    if text.endswith(".npy"):
+        return _npy_ids(Path(text))
+    return parse_numbers(re.split(r"\s*,\s*|\s+", text.strip()), "--ids")
+
+
+def parse_numbers(words: Sequence[str], option: str) -> list[int]:
+    """Return the token ids that words spell; UsageError, naming the option, for other words."""
+    bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
+    if bad:
+        raise UsageError(f"{option}: {bad[0]!r} is no token id; expected for example 1,2,3")
+    return [int(word) for word in words]
+
+
+def _npy_ids(path: Path) -> list[int]:
+    from aprfmt.formats.mapped_file import MappedFile
+
+    with closing(MappedFile(path)) as file:
+        return parse_npy(file.view, path)
+
+
+def parse_npy(view: memoryview, path: Path) -> list[int]:
+    """Return the integers of a .npy file's bytes.
+
+    Their number is held against the size of the file, whatever its header says. Raises
+    FormatError if it does not hold one sequence of integers.
+    """
+    import io
+
+    import numpy as np
+
+    from aprfmt.inference.engines.npz import MAX_HEADER, read_header
+
+    head = io.BytesIO(bytes(view[: MAX_HEADER + 64]))
+    (shape, dtype), _ = read_header(head, f"{path}: no .npy file of token ids", len(view))
+    if dtype.kind not in "iu":
+        raise FormatError(f"{path}: holds {dtype.name}; expected integers")
+    if sum(size != 1 for size in shape) > 1:
+        raise FormatError(f"{path}: shape {list(shape)}; expected one sequence of ids")
+    found = np.frombuffer(view[head.tell() :], dtype)
+    values: list[int] = found.tolist()
+    return values
+
+
+def warn_of_length(model: "Model", ids: list[int]) -> None:
+    """Warn of a prompt longer than the model's context; it runs nevertheless."""
+    context = int(model.hyper["context_length"])
+    if len(ids) > context:
+        render.warn(
+            f"{model.path}: {len(ids)} tokens; the model was made for {context}", "context_length"
+        )
+
+
+def check_ids(model: "Model", ids: list[int]) -> list[int]:
+    """Return the ids; UsageError where there is none or one is outside the embedding."""
+    vocab = int(model.hyper["vocab_size"])
+    if not ids:
+        raise UsageError(f"{model.path}: no tokens; the text is empty and the model adds none")
+    wrong = [i for i in ids if not 0 <= i < vocab]
+    if wrong:
+        raise UsageError(f"{model.path}: token id {wrong[0]}; the embedding has {vocab} rows")
+    return ids
+
+
+class RunLocation(TypedDict):
+    """Where a model ran; `backend` the backend's own facts, `via` how an engine was reached."""
+
+    model: str
+    format: str
+    architecture: str
+    requested: str
+    ran: str
+    why: str
+    allowed_missing: list[str]
+    backend: NotRequired[dict[str, object]]
+    via: NotRequired[object]
+    peak_rss_bytes: NotRequired[int | None]
+
+
+def run_facts(run: "Run", trace: "Trace | None" = None) -> RunLocation:
+    """Return what JSON says of where it ran: requested, ran, why, backend facts, peak memory.
+
+    An engine's facts are those of its trace.
+    """
+    from aprfmt.inference.session import peak_rss
+
+    model, choice = run.model, run.choice
+    facts: RunLocation = {
+        "model": str(model.path),
+        "format": model.format,
+        "architecture": model.spec.name,
+        "requested": choice.requested,
+        "ran": str(choice),
+        "why": choice.why,
+        "allowed_missing": list(model.resolution.coverage.accepted),
+    }
+    if run.own is not None:
+        facts["backend"] = dict(run.own.backend.facts())
+    elif trace is not None:
+        facts["backend"] = dict(trace.run["backend"])
+        facts["via"] = trace.run.get("via")
+    facts["peak_rss_bytes"] = peak_rss()
+    return facts
+
+
+def run_headline(run: RunLocation) -> str:
+    """Return what ran where, and the memory it took, of what `run_facts` says."""
+    peak = run.get("peak_rss_bytes")
+    took = f", peak memory {render.size_text(peak)}" if peak else ""
+    return render.escape(f"{run['model']} on {run['ran']}{took}")
+
+
+def stop_token_ids(model: "Model") -> frozenset[int]:
+    """Return the stop tokens of a model without tokenizer, none where they cannot be read."""
+    from aprfmt.tokenizer import stated_ends as stated
+
+    try:
+        return stated(model)
+    except AprfmtError:
+        return frozenset()
+
+
+class TopToken(TypedDict):
+    """One of the likeliest tokens; its own spelling and its text where a tokenizer is known."""
+
+    id: int
+    logit: float
+    token: NotRequired[str]
+    piece: NotRequired[str]
+
+
+def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[TopToken]:
+    """Return the highest logits of a row [vocab].
+
+    NaN is last. Equal logits come in order of their ids. `model` None leaves the tokens out.
+    """
+    import numpy as np
+
+    wide = np.asarray(row, np.float64)
+    best = np.argsort(-wide, kind="stable")[:count]
+    found = [TopToken(id=int(i), logit=float(wide[i])) for i in best]
+    if model is not None:
+        name_tokens(found, model)
+    return found
+
+
+def name_tokens(top: list[TopToken], model: "Model") -> None:
+    """Add each token's spelling and text, where the model has a tokenizer."""
+    from aprfmt.tokenizer import tokenizer_of
+
+    tokenizer = tokenizer_of(model)
+    if tokenizer is not None:
+        for row in top:
+            row["token"], row["piece"] = tokenizer.token(row["id"]), tokenizer.piece(row["id"])
+
+
+def show_top(top: list[TopToken], title: str) -> None:
+    """Print the highest logits, one a line."""
+    render.line(title, style="head")
+    for row in top:
+        token = render.quote_token(row["piece"]) if "piece" in row else ""
+        render.line(f"  {row['id']:>8}  {row['logit']:>12.6f}  {token}")
+
+
+def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
+    """Say where points hold NaN or infinities: on one side alone first, then on both alike."""
+    odd = [
+        (point.key, found) for point in points if (found := point.nonfinite) is not None
+        and (found.alone or not point.key.endswith("router_margin"))
+    ]  # fmt: skip
+    odd.sort(key=lambda row: not row[1].alone)
+    for key, found in render.first_rows(odd, NONFINITE, what="more points"):
+        text = found.says(name, "the reference")
+        render.say(f"{key}: {text}", style="bad" if found.alone else "warn")

@@ -1,0 +1,151 @@
+"""`aprfmt trace MODEL --map DIR`: arrays that another engine dumped become a trace."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import Value
+from aprfmt.base.text_escape import shorten
+from aprfmt.cli import render, run_options
+from aprfmt.errors import FormatError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.inference.engines.captures import Captures
+    from aprfmt.inference.engines.mapping import NameMap
+    from aprfmt.inference.running import Run
+    from aprfmt.inference.trace import Trace
+    from aprfmt.model import Model
+    from aprfmt.model.ledger import Pronounced
+
+_SHOWN = 3
+STYLES = {"certain": "good", "likely": "", "possible": "warn", "": "dim"}
+
+
+@dataclass(frozen=True)
+class DumpedArrays:
+    """The arrays to map, and the mapping file to use as it is."""
+
+    arrays: Path | None
+    mapping: Path | None
+
+
+def map_arrays(
+    text: str, dumped: DumpedArrays, tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions, save: Path | None, force: bool, stack: ExitStack,
+) -> tuple["Model", "Trace", dict[str, object]]:  # fmt: skip
+    """Return the model, the trace of the arrays, and what is said of the mapping.
+
+    Without a mapping file one is proposed and written beside the trace that is saved.
+    """
+    from aprfmt.inference.engines.captures import open_captures
+    from aprfmt.inference.engines.mapping import mapped_trace, read_mapping
+
+    assert dumped.arrays is not None
+    captures = stack.enter_context(open_captures(dumped.arrays))
+    run = stack.enter_context(run_options.open_session(text, where))
+    given = None if dumped.mapping is None else read_mapping(dumped.mapping)
+    ids = captures.ids or (list(given.ids or ()) if given is not None else None)
+    if ids and tokens.given:
+        raise UsageError(f"{dumped.arrays}: its token ids are known; leave {tokens.given[0]} out")
+    ids = ids or run_options.token_ids(run.model, tokens)[0]
+    run_options.check_ids(run.model, ids)
+    written = None
+    if given is None:
+        given = _proposed(captures, run, ids)
+        if save is not None:
+            written = save.with_name(f"{save.name.removesuffix('.safetensors')}.map.json")
+            given = _written(given, captures, written, force)
+    if not any(row is not None for row in given.names.values()):
+        raise _nothing_mapped(dumped.arrays, captures, run.model, written, given.reasons)
+    trace = stack.enter_context(mapped_trace(captures, given, ids, run.model))
+    rows = [
+        {"name": name, "shape": list(captures.shapes[name]),
+         **(row.to_json() if row is not None else _left_out(given, name))}
+        for name, row in given.names.items()
+    ]  # fmt: skip
+    return run.model, trace, {"file": None if written is None else str(written), "names": rows}
+
+
+def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
+    """Return the verdict: how many arrays are points, and which nothing reads."""
+    from aprfmt.measure.trace_view import unread_arrays
+    from aprfmt.model.ledger import Compared, Words, pronounce
+
+    rows = found["names"]
+    counts = {"arrays": (sum(row["key"] is not None for row in rows), len(rows))}
+    words = Words("mapped", "not mapped")
+    return pronounce(words, Compared(False, counts, unread_arrays(trace)))
+
+
+def _left_out(given: "NameMap", name: str) -> dict[str, str | None]:
+    """Return what is said of an array that is no point."""
+    why = given.reasons.get(name)
+    return {"key": None} if why is None else {"key": None, "why": why}
+
+
+def _nothing_mapped(
+    arrays: Path, captures: "Captures", model: "Model", written: Path | None,
+    reasons: Mapping[str, str],
+) -> FormatError:  # fmt: skip
+    """Return the error for arrays of which none is a point: an empty trace says nothing."""
+    named = [
+        f"{shorten(name, 60)} {list(shape)}" + (f" ({reasons[name]})" if name in reasons else "")
+        for name, shape in sorted(captures.shapes.items(), key=lambda row: row[0] not in reasons)
+    ]
+    shown = ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
+    there = f"name them in {written}" if written else "save a mapping with -o and correct it"
+    return FormatError(
+        f"{arrays}: none of its {len(named)} arrays is a point of {model.path}: {shown}; expected "
+        "outputs of its layers, or logits [tokens, vocabulary], of these token ids; "
+        f"{there}, then --mapping it"
+    )
+
+
+def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
+    from aprfmt.inference.engines.mapping import dtype_of
+    from aprfmt.inference.engines.proposing import propose
+    from aprfmt.inference.trace import Kept
+
+    kept = Kept()
+    request = replace(run.request, ids=tuple(ids), wanted=tuple(run.points), logits_rows="all")
+    with run.trace(request, place=kept) as trace:
+        own = {key: trace.values(key) for key in trace.records}
+        aliases = dict(trace.aliases)
+    return propose(
+        captures, {k: v for k, v in own.items() if v is not None}, ids, dtype_of(captures), aliases
+    )
+
+
+def _written(given: "NameMap", captures: "Captures", path: Path, force: bool) -> "NameMap":
+    """Write a mapping; it names the arrays if they stand beside it or below."""
+    from aprfmt.formats.atomic import FileSet
+
+    try:
+        place = captures.path.resolve().relative_to(path.parent.resolve())
+        given = replace(given, captures=place.as_posix())
+    except ValueError:
+        given = replace(given, captures="")
+    with FileSet(force=force) as published:
+        published.create(path).write(given.text(path).encode())
+    return given
+
+
+def show_mapping(found: Mapping[str, Value]) -> None:
+    """Print what each array was taken for, how it lies, and how certain that is."""
+    rows = []
+    for row in found["names"]:
+        distance = row.get("distance")
+        rows.append((
+            render.escape(row["name"]), str(row["shape"]), row["key"] or "-",
+            " ".join(row.get("layout", ())) + (f" rows {row['rows']}"
+                                               if row.get("rows", "all") != "all" else ""),
+            row.get("certainty") or "", "-" if distance is None else f"{distance:.3g}",
+            render.escape(row.get("why") or ""),
+        ))  # fmt: skip
+    render.table(
+        rows, ("array", "shape", "point", "layout", "certainty", "distance", "why"), "lllllrl"
+    )
+    if found["file"]:
+        render.line(f"mapping: {render.escape(found['file'])} (correct it, then --mapping it)")

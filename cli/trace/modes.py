@@ -1,0 +1,270 @@
+"""The ways of `aprfmt trace`: a plan, a run, a saved trace, dumped arrays; and how each ends."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aprfmt.cli import dry_run, options, output_format, render, run_options
+from aprfmt.cli.trace import dumped_arrays
+from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
+from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.cli.trace.page import Histograms
+    from aprfmt.inference.trace import Trace
+    from aprfmt.measure.traces import TraceDiff
+    from aprfmt.model import Model
+
+
+def run_trace(
+    model: str | None, loaded: Path | None, list_points: bool, asked: TraceRequest,
+    wanted: TraceOutputs, dumped: dumped_arrays.DumpedArrays, tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions,
+) -> int:  # fmt: skip
+    """Take the way that the options name; UsageError where they name two."""
+    if dumped.mapping is not None and dumped.arrays is None:
+        raise UsageError("--mapping goes with --map DIR; a mapping file alone is opened by --load")
+    if dumped.arrays is not None:
+        if loaded is not None or asked.payload or asked.engine or asked.dry_run or list_points:
+            raise UsageError(
+                "--map reads dumped arrays; leave --load, --payload, --engine and --list-points out"
+            )
+        options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
+        named = model if model is not None else find_only_model()
+        return show_mapped(named, dumped, tokens, where, wanted, asked)
+    if loaded is not None:
+        unused = unused_with_load(asked, tokens, where, list_points)
+        if unused:
+            raise UsageError(f"--load shows a saved trace; leave {', '.join(unused)} out")
+        given = None if tokens.ids is None else run_options.parse_ids(tokens.ids)
+        return show_saved(loaded, model, given, asked, wanted)
+    model = model if model is not None else find_only_model()
+    runs = asked.payload or asked.engine or asked.dry_run  # naming an engine asks for a run
+    if list_points or not runs:
+        return show_points(model, list_points, asked, wanted, where)
+    if asked.dry_run:
+        if asked.draft:
+            raise UsageError("--dry-run counts the passes of a model; leave --draft out")
+        there = replace(where, backend=asked.engine) if asked.engine else where
+        return dry_run.report_trace(model, tokens, there, asked, wanted)
+    options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
+    return show_run(model, asked, wanted, tokens, where)
+
+
+def unused_with_load(
+    asked: TraceRequest,
+    tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions,
+    list_points: bool,
+) -> list[str]:
+    """Return the options that were given and that a saved trace has no use for."""
+    runs = {
+        "--payload": asked.payload, "--engine": asked.engine, "--prompt": tokens.prompt,
+        "--chat": tokens.chat, "--positions": asked.positions != "all", "--behind": asked.behind,
+        "--dry-run": asked.dry_run, "--list-points": list_points, "--draft": asked.draft,
+        "--arch": where.arch,
+        **{f"--{field.name.replace('_', '-')}": getattr(where, field.name)
+           for field in fields(where)},
+    }  # fmt: skip
+    return [name for name, value in runs.items() if value]
+
+
+def find_only_model() -> str:
+    """Return the one model of the current folder, named on stderr; UsageError lists several."""
+    from aprfmt.model.hf_folder import candidates
+
+    found = candidates(Path.cwd())
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "no model here"
+        raise UsageError(f"trace: name a MODEL; the current folder has {names}")
+    render.STATUS.clear()
+    click.echo(f"using {render.escape(found[0].name)}", err=True)
+    return found[0].name
+
+
+def show_points(
+    model: str,
+    details: bool,
+    asked: TraceRequest,
+    wanted: TraceOutputs,
+    where: run_options.WhereOptions,
+) -> int:
+    """Show the points that a model has; nothing runs, so nothing can be saved or compared."""
+    from aprfmt.cli.trace import output, point_selection
+
+    needs = [
+        f"--{name.replace('_', '-')}"
+        for name in ("save", "save_aprt", "reference", "html")
+        if getattr(wanted, name)
+    ]
+    if needs and not details:
+        raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
+    body = point_selection.plan_points(model, asked.points, asked.layers, where, asked.draft)
+    return render.emit(body, 0, partial(output.show_plan, body, details=details))
+
+
+def show_run(
+    text: str,
+    asked: TraceRequest,
+    wanted: TraceOutputs,
+    tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions,
+) -> int:
+    """Run a model, and show what passes its points."""
+    from aprfmt.cli.trace import output, page, point_selection, recording
+    from aprfmt.inference.identity import identity
+    from aprfmt.inference.trace import parse_positions
+
+    positions = parse_positions(asked.positions)
+    histograms = page.Histograms()
+    with ExitStack() as stack:
+        run = recording.open_runner(text, asked.engine, where, stack, asked.draft)
+        ids, said = run_options.token_ids(run.model, tokens)
+        run_options.warn_of_length(run.model, ids)
+        aprt = wanted.save_aprt is not None
+        keys = point_selection.keys_to_record(run.points, asked.points, asked.layers, aprt)
+        request = recording.recording_request(run.request, ids, keys, positions, asked.behind)
+        other = None
+        if wanted.reference is not None:
+            other = recording.check_reference(wanted.reference, ids, run.model, stack)
+        watch = histograms.add if wanted.html is not None else None
+        trace = recording.record_trace(run, request, stack, {"prompt": said}, wanted.values, watch)
+        body = output.trace_to_json(trace) | {"run": run_options.run_facts(run, trace)}
+        body["tokens"] = {"ids": ids, "text": said}
+        if body["logits"] is not None:
+            run_options.name_tokens(body["logits"]["top"], run.model)
+        if wanted.save or wanted.save_aprt:
+            trace = replace(trace, run={**trace.run, **identity(run.model, ids)})
+            body["trace"] = dict(trace.run)
+
+        def against() -> "TraceDiff":
+            return recording.compare_with_reference(
+                trace, other, wanted.reference or "", request, run, where, wanted.html is not None
+            )
+
+        return finish_trace(trace, body, wanted, against, histograms)
+
+
+def show_saved(
+    path: Path, text: str | None, ids: list[int] | None, asked: TraceRequest, wanted: TraceOutputs
+) -> int:
+    """Show a saved trace, beside another saved one if --reference names it.
+
+    `text` is the model it was made from: with it foreign files are read completely. Saving one
+    again makes ours of a foreign one.
+    """
+    from aprfmt.cli.trace import output, page, point_selection, recording
+    from aprfmt.inference.engines.opening import open_trace
+    from aprfmt.model import open_model
+
+    histograms = page.Histograms()
+    with ExitStack() as stack:
+        model = None if text is None else stack.enter_context(open_model(text))
+        trace = stack.enter_context(open_trace(path, ids, model))
+        trace = point_selection.select_records(trace, asked.points, asked.layers)
+        unknown: Any = trace.run.get("unknown") or {}
+        recording.warn_of_unknown(str(path), unknown)
+        other = None
+        if wanted.reference is not None:
+            known: Any = trace.run.get("ids") or ids
+            other = recording.check_reference(wanted.reference, known, model, stack, runs=False)
+        if wanted.html is not None:
+            for key in trace.records:
+                values, mask = trace.values(key), trace.mask(key)
+                if values is not None:
+                    histograms.add(key, values if mask is None else values[mask])
+        against = partial(compare_stored, trace, other, model, wanted.html is not None)
+        return finish_trace(trace, output.trace_to_json(trace), wanted, against, histograms)
+
+
+def show_mapped(
+    model: str, dumped: dumped_arrays.DumpedArrays, tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions,
+    wanted: TraceOutputs, asked: TraceRequest,
+) -> int:  # fmt: skip
+    """Show arrays that another engine dumped as a trace, and what each was taken for."""
+    from aprfmt.cli.trace import output, page, point_selection, recording
+
+    with ExitStack() as stack:
+        opened, trace, found = dumped_arrays.map_arrays(
+            model, dumped, tokens, where, wanted.save, wanted.force, stack
+        )
+        trace = point_selection.select_records(trace, asked.points, asked.layers)
+        ids: Any = trace.run["ids"]
+        other = None
+        if wanted.reference is not None:
+            other = recording.check_reference(wanted.reference, ids, opened, stack, runs=False)
+        if output_format.answer_format() == "human":
+            dumped_arrays.show_mapping(found)
+        against = partial(compare_stored, trace, other, opened, wanted.html is not None)
+        verdict = dumped_arrays.mapping_verdict(found, trace)
+        if output_format.answer_format() == "human":
+            render.say(verdict.says, style="warn" if verdict.not_compared else "good")
+        body = output.trace_to_json(trace) | {"mapping": found, **verdict.to_json()}
+        return finish_trace(trace, body, wanted, against, page.Histograms())
+
+
+def compare_stored(
+    trace: "Trace", other: "Trace | None", model: "Model | None", positions: bool
+) -> "TraceDiff":
+    """Compare two stored traces; `model` says whether experts are chosen in it.
+
+    With `positions` each token position is compared too.
+    """
+    from aprfmt.cli.trace import recording
+    from aprfmt.measure.traces import compare_traces
+
+    assert other is not None
+    return compare_traces(trace, other, moe=recording.uses_experts(model), positions=positions)
+
+
+def finish_trace(
+    trace: "Trace", body: dict[str, object], wanted: TraceOutputs,
+    against: "Callable[[], TraceDiff]", histograms: "Histograms",
+) -> int:  # fmt: skip
+    """Save, print, compare and draw a trace as it is wanted; return the exit code."""
+    from aprfmt.cli.html_page import add_page
+    from aprfmt.cli.trace import output, reference
+    from aprfmt.cli.trace.page import render_page
+
+    code, difference = 1 if trace.nonfinite else 0, None
+    body["saved"] = save_trace_files(trace, wanted)
+    if wanted.reference is not None:
+        difference = against()
+        verdict = difference.pronounced
+        body["reference"] = {"against": wanted.reference, **difference.to_json()}
+        body |= verdict.to_json()
+        code = code or verdict.exit
+    add_page(
+        body, wanted.html, wanted.force, lambda: render_page(trace, body, histograms, difference)
+    )
+
+    def show() -> None:
+        output.show_trace(trace, body, table=wanted.verbose or wanted.reference is None)
+        if difference is not None:
+            reference.show_difference(difference, wanted.reference or "", wanted.verbose)
+
+    answer = None
+    if difference is not None and not wanted.verbose:
+        names = wanted.reference or "", str(trace.run.get("model", ""))
+        answer = partial(reference.reference_answer, difference, *names)
+    return render.emit(body, code, show, answer=answer)
+
+
+def save_trace_files(trace: "Trace", wanted: TraceOutputs) -> list[str]:
+    """Save a trace where asked; return what was written."""
+    from aprfmt.inference.aprt import save_aprt
+    from aprfmt.inference.trace_file import save_trace
+
+    written: list[str] = []
+    if wanted.save is not None:
+        save_trace(wanted.save, trace, force=wanted.force)
+        written.append(str(wanted.save))
+    if wanted.save_aprt is not None:
+        written += map(str, save_aprt(wanted.save_aprt, trace, force=wanted.force))
+    return written

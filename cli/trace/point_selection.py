@@ -1,0 +1,104 @@
+"""Which capture points `aprfmt trace` shows: chosen by name and layer, of a model or a trace."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.cli import run_options
+from aprfmt.errors import UsageError
+from aprfmt.inference import capture
+from aprfmt.inference.trace import Trace
+from aprfmt.model import open_model
+from aprfmt.model.completeness import refuse_to_run
+from aprfmt.model.draft import draft_head
+
+
+def parse_layers(text: str | None, count: int) -> set[int]:
+    """Return the layers of `0,3-5`; UsageError for others than the model has."""
+    if text is None:
+        return set(range(count))
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
+        if match is None:
+            raise UsageError(f"--layers {text!r}: {part!r} is no layer; expected for example 0,3-5")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < count:
+            raise UsageError(f"--layers {text!r}: the model has layers 0 to {count - 1}")
+        chosen |= set(range(first, last + 1))
+    return chosen
+
+
+def select_records(trace: Trace, points: str | None, layers: str | None) -> Trace:
+    """Return a trace with the records of these points and layers only; UsageError for none."""
+    if points is None and layers is None:
+        return trace
+    names = set(capture.POINTS if points is None else capture.select_points(points.split(",")))
+    layered = parse_layers(
+        layers, 1 + max((record.layer for record in trace.records.values()), default=0)
+    )
+    records = {  # a joined slot has its parts
+        key: record
+        for key, record in trace.records.items()
+        if names.issuperset(capture.SLOTS.get(record.point, (record.point,)))
+        and (record.layer == capture.WHOLE or record.layer in layered)
+    }
+    if not records:
+        raise UsageError("--points, --layers: the trace holds none of these")
+    aliases = {key: target for key, target in trace.aliases.items() if target in records}
+    return replace(trace, records=records, aliases=aliases)
+
+
+def keys_to_record(
+    known: Mapping[str, capture.Instance], points: str | None, layers: str | None, aprt: bool
+) -> list[str]:
+    """Return the keys to record, in execution order."""
+    if points is not None:
+        names = set(capture.select_points(points.split(",")))
+    else:
+        names = {name for parts in capture.SLOTS.values() for name in parts}
+        names |= {"embd", "final_norm", "pooled", "logits"}
+        names |= {item.point.name for item in known.values()
+                  if item.point.name.startswith("draft_") and not item.absent}  # fmt: skip
+    if aprt:
+        names |= {name for parts in capture.STAGES.values() for name in parts}
+    count = 1 + max((item.layer for item in known.values()), default=0)
+    chosen = parse_layers(layers, count)
+    return [
+        key
+        for key, item in known.items()
+        if item.point.name in names and (item.layer == capture.WHOLE or item.layer in chosen)
+    ]
+
+
+def plan_points(
+    text: str,
+    points: str | None,
+    layers: str | None,
+    where: run_options.WhereOptions,
+    draft: bool = False,
+) -> dict[str, object]:
+    """Return the points of a model, or its draft head, unrun: no statistics are made up."""
+    path = where.request(text).model  # a run that is not known is refused here too
+    with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:
+        refuse_to_run(opened.resolution, opened.path)
+        head = draft_head(opened) if draft else opened
+        known = capture.instances(head.spec.block, head.hyper, head.roles)
+        keys = set(keys_to_record(known, points or "all", layers, False))
+        rows = [
+            {
+                "key": key, "point": item.point.name,
+                "layer": None if item.layer < 0 else item.layer,
+                "alias_of": item.alias_of or None, "absent": item.absent,
+                "shape": item.point.shape, "says": item.point.sentence,
+                "llama_cpp": ", ".join(map(str, item.point.llama_cpp)), "apr": item.point.apr,
+                "hf": ", ".join(map(str, item.point.hf)),
+            }
+            for key, item in known.items() if key in keys
+        ]  # fmt: skip
+        return {
+            "model": str(opened.path),
+            "architecture": opened.spec.name,
+            "stats_source": "metadata-only",
+            "points": rows,
+        }

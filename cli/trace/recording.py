@@ -1,0 +1,159 @@
+"""Running what `aprfmt trace` shows: a backend's session, a foreign engine, a reference."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from aprfmt.cli import render, run_options
+from aprfmt.errors import UsageError
+from aprfmt.inference.engines.opening import is_trace, open_trace
+from aprfmt.inference.forward import LogitRows
+from aprfmt.inference.record import Record
+from aprfmt.inference.running import Keeper, Run, RunRequest, model_and_run, requested
+from aprfmt.inference.session import Numbers
+from aprfmt.inference.trace import Kept, Positions, Trace, check_positions
+from aprfmt.inference.trace_file import Spool
+from aprfmt.measure.traces import TraceDiff, check_ids, compare_traces
+from aprfmt.model import Model, open_model
+
+Watch = Callable[[str, "Numbers"], None]
+UNKNOWN = 8  # names of a foreign run that are warned of
+
+
+def open_runner(
+    text: str,
+    engine: str | None,
+    where: run_options.WhereOptions,
+    stack: ExitStack,
+    draft: bool = False,
+) -> Run:
+    """Open MODEL[@RUN] on a backend or an engine; UsageError for a run that is named twice."""
+    if engine is not None:
+        if model_and_run(text)[1] or where.backend:
+            raise UsageError(f"--engine {engine}: the run is named already; leave one of them out")
+        where = replace(where, backend=engine)
+    choice = where.request(text).choice
+    if engine is not None and not choice.is_engine:
+        raise UsageError(f"--engine {engine}: is a backend of ours; use --backend {engine}")
+    if choice.is_engine and (where.deterministic or where.memory):
+        render.warn(f"{choice}: --deterministic and --memory are for our own backends; ignored",
+                    "ignored_option")  # fmt: skip
+    return stack.enter_context(run_options.open_session(text, where, engines=True, draft=draft))
+
+
+def recording_request(
+    request: RunRequest, ids: list[int], keys: list[str], positions: Positions, behind: int
+) -> RunRequest:
+    """Return the request of these points, with logits of the chosen positions, or the last."""
+    rows: LogitRows = "last"
+    if not isinstance(positions, str):
+        count = len(ids)
+        rows = sorted({at - behind for at in positions if behind <= at < count}) or "last"
+    return replace(
+        request, ids=tuple(ids), wanted=keys, positions=positions, behind=behind, logits_rows=rows
+    )
+
+
+class WatchedKeeper:
+    """Passes values on to `place`, unless `every` only what is printed; `watch` sees all."""
+
+    def __init__(self, place: Keeper, every: bool, watch: Watch | None) -> None:
+        self._place, self._every, self._watch = place, every, watch
+        self.fetch = place.fetch
+
+    def keep(self, record: Record, values: Numbers) -> None:
+        """Take a record's values."""
+        if self._every or record.point in ("logits", "pooled"):
+            self._place.keep(record, values)
+        if self._watch is not None:
+            self._watch(record.key, values)
+
+
+def record_trace(
+    run: Run, asked: RunRequest, stack: ExitStack, facts: dict[str, object], values: bool,
+    watch: Watch | None = None,
+) -> Trace:  # fmt: skip
+    """Run and record; values go to disk as they come, if anybody wants them, and past `watch`."""
+    assert asked.ids is not None and asked.wanted is not None
+    if run.own is None:
+        check_positions(asked.positions, range(len(asked.ids)))
+        trace = stack.enter_context(run.trace(replace(asked, hashes=True), facts=facts))
+        for key in trace.records if watch is not None else ():
+            values_there = trace.values(key)
+            if watch is not None and values_there is not None:
+                watch(key, values_there)
+        unknown: Any = trace.run["unknown"]
+        warn_of_unknown(run.choice.backend, unknown)
+        return trace
+    place: Keeper = stack.enter_context(Spool()) if values else Kept()
+    seen = WatchedKeeper(place, values, watch)
+    hashed = replace(asked, hashes=values)
+    trace = stack.enter_context(run.trace(hashed, place=seen, stop=True, facts=facts))
+    whole = len(asked.wanted) == len(run.points) and asked.positions == "all"
+    if trace.nonfinite is None or whole:
+        return trace
+    # What was asked for may lie behind the place where it began: look at every point there is.
+    every = run.own.trace(asked.ids, tuple(run.points), behind=asked.behind)
+    return replace(trace, nonfinite=every.nonfinite or trace.nonfinite)
+
+
+def warn_of_unknown(where: str, unknown: Mapping[str, object]) -> None:
+    """Warn of the names in a foreign run that match no capture point."""
+    for name, why in list(unknown.items())[:UNKNOWN]:
+        render.warn(f"{where}: {name}: {why}", "unknown_point")
+
+
+def uses_experts(model: Model | None) -> bool:
+    """Say whether a model is known to choose experts."""
+    return model is not None and bool(model.hyper["n_experts"])
+
+
+def check_reference(
+    reference: str, tokens: list[int] | None, model: Model | None, stack: ExitStack,
+    *, runs: bool = True,
+) -> Trace | None:  # fmt: skip
+    """Refuse a reference that cannot be compared, before anything runs or is written.
+
+    Returns a saved trace, open, or None for a model that is run later; where nothing `runs`, only
+    saved traces can be compared. `tokens` are this side's, None where they are not known.
+    """
+    path = Path(reference)
+    if path.exists() and is_trace(path):
+        saved = stack.enter_context(open_trace(path, tokens, model))
+        if tokens is not None:
+            check_ids(Trace({"ids": tokens}, {}), saved)
+        return saved
+    if tokens is None or not runs:
+        raise UsageError(
+            f"--reference {reference}: is no saved trace; a saved trace is compared with another, "
+            "a model needs --payload"
+        )
+    with open_model(requested(reference).model) as other:
+        run_options.check_ids(other, tokens)
+    return None
+
+
+def compare_with_reference(
+    trace: Trace, saved: Trace | None, reference: str, asked: RunRequest, here: Run,
+    where: run_options.WhereOptions, positions: bool = False,
+) -> TraceDiff:  # fmt: skip
+    """Compare with a saved trace, or with a run of another model on the same tokens.
+
+    `saved` is what check_reference returned, `asked` what was recorded `here`. Of `where` the
+    other run keeps what is about this machine and its bits; its backend, device and dtype are its
+    own (MODEL@RUN). `positions` asks for each token position's own distance.
+    """
+    if saved is not None:
+        return compare_traces(trace, saved, moe=uses_experts(here.model), positions=positions)
+    assert asked.wanted is not None
+    with ExitStack() as stack:
+        there = open_runner(reference, None, where.elsewhere(), stack, here.request.draft)
+        keys = [key for key in asked.wanted if key in there.points]
+        both = replace(
+            there.request, ids=asked.ids, wanted=keys, positions=asked.positions,
+            behind=asked.behind, logits_rows=asked.logits_rows,
+        )  # fmt: skip
+        other = record_trace(there, both, stack, {}, True)
+        return compare_traces(trace, other, moe=uses_experts(there.model), positions=positions)

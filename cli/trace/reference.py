@@ -1,0 +1,118 @@
+"""What `aprfmt trace --reference` prints: the verdict, the points beyond tolerance, a summary."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.cli import render, run_options
+from aprfmt.measure.traces import PointDiff, TraceDiff
+from aprfmt.model.ledger import listed_items
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
+
+LISTED = 6  # of those, in the form for agents
+SHOWN = 12  # points beyond tolerance, unless all points are asked for
+
+
+def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
+    """Print the verdict, then the points beyond their tolerance; `every` point if asked."""
+    render.say(f"against {reference}", style="head")
+    text, style = reference_verdict(difference)
+    render.say(text, style=style)
+    beyond = [point for point in difference.points if point.beyond]
+    shown = list(difference.points) if every else beyond[:SHOWN]
+    if shown:
+        headers = ("point", "relL2", "max abs", "verdict", "tolerance or reason")
+        render.table([_row(point) for point in shown], headers, "lrrll")
+    if not every and len(beyond) > len(shown):
+        render.line(f"... {len(beyond) - len(shown)} more beyond (-v)", style="dim")
+    run_options.show_nonfinite(difference.points, "this trace")
+    for point in difference.points:
+        if point.outside:
+            render.say(f"{point.key}: std is {point.std_ratio:.3g} times the reference's (an "
+                       "observation: statistics say where to look)", style="warn")  # fmt: skip
+    for label, keys in (("here", difference.only_in_a), ("the reference", difference.only_in_b)):
+        if keys:
+            render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")
+    for text in difference.not_checked:
+        render.say(f"NOT-RUN  {text}", style="warn")
+    if not every and len(difference.points) > len(shown):
+        render.line("every point: -v", style="dim")
+
+
+def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list[Line]":
+    """Return the verdict, the first points beyond tolerance, and the next command."""
+    text, style = reference_verdict(difference)
+    lines: list[Line] = [(f"{text} (against {reference})", style)]
+    beyond = [point for point in difference.points if point.beyond]
+    for point in beyond[:LISTED]:
+        row = _row(point)
+        said = f"relL2 {row[1]}, max abs {row[2]}, tolerance {row[4]}" if not point.why else row[4]
+        lines.append((f"  {point.key}: {said}", "bad"))
+    if len(beyond) > LISTED:
+        lines.append((f"  {len(beyond) - LISTED} more points beyond (-v)", "dim"))
+    lines += [(f"  NOT-RUN: {text}", "warn") for text in difference.not_checked]
+    other = reference.partition("@")[0]
+    if beyond and model and other not in ("", model) and not _is_trace(other):
+        names = f"{shlex.quote(other)} {shlex.quote(model)}"
+        lines.append((f"next: aprfmt diagnose {names}", "head"))
+    return lines
+
+
+def _is_trace(path: str) -> bool:
+    """Return whether a path is a saved trace rather than a model, as its name goes."""
+    return Path(path).suffix in (".aprt", ".npz", ".log", ".txt") or "trace" in Path(path).name
+
+
+def reference_verdict(difference: TraceDiff) -> tuple[str, str]:
+    """Return the one line that answers, with what nothing reads, and the style of it."""
+    said, style = _of_points(difference)
+    return said + listed_items(difference.left, "; not read here"), style
+
+
+def _of_points(difference: TraceDiff) -> tuple[str, str]:
+    points, every = difference.points, len(difference.points)
+    if difference.other_rows:
+        count, key = len(difference.other_rows), difference.other_rows[0]
+        why = next(point.why for point in points if point.key == key)
+        return (
+            f"no verdict: {count} of {every} points hold other rows, the first is {key} "
+            f"({why}); trace both with the same --positions"
+        ), "bad"
+    if not difference.compared:
+        reasons = dict.fromkeys(point.why for point in points if point.why)
+        why = f": {next(iter(reasons))}" if reasons else ""
+        return f"no point could be compared{why}", "bad"
+    if difference.first:
+        beyond = sum(point.beyond for point in points)
+        return (
+            f"first point beyond tolerance: {difference.first}; {beyond} of {every} points beyond"
+        ), "bad"
+    far = max((point for point in points if point.rel_l2 is not None), key=_used_up)
+    nearest = f"; nearest to its tolerance: {far.key}, relL2 {far.rel_l2:.3g} of {far.tolerance:g}"
+    if difference.compared == every:
+        return f"all {every} points within tolerance{nearest}", "good"
+    return (
+        f"{difference.compared} of {every} points compared, all within tolerance; "
+        f"{every - difference.compared} NOT-RUN{nearest}"
+    ), "warn"
+
+
+def _used_up(point: PointDiff) -> float:
+    """Return which part of its tolerance a point uses."""
+    assert point.rel_l2 is not None
+    return point.rel_l2 / point.tolerance if point.tolerance else point.rel_l2
+
+
+def _row(point: PointDiff) -> tuple[str, ...]:
+    if point.why:
+        return point.key, "-", "-", "BEYOND" if point.beyond else "not comparable", point.why
+    word = "BEYOND" if point.beyond else "within"
+    return (
+        point.key,
+        f"{point.rel_l2:.3g}",
+        f"{point.max_abs_diff:.3g}",
+        word,
+        f"{point.tolerance:g}",
+    )
