@@ -188,7 +188,7 @@ def quantization_section(config: Mapping[str, Value]) -> Mapping[str, Value] | N
 
 
 def key_of_section(config: Mapping[str, Value]) -> str:
-    """Return the key of the section that `quantization_section` returns; "" where it is the text part's."""
+    """Return the key of the section `quantization_section` returns; "" for the text part's."""
     section = quantization_section(config)
     return next((key for key in SECTIONS if section is not None and config.get(key) is section), "")
 
