@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aprfmt.causes.training.case import Fit, StepCase, StepGuess
+from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
 from aprfmt.causes.training.clipping import clip_factor
-from aprfmt.causes.training.lost_updates import arrived
+from aprfmt.causes.training.lost_updates import arrived, swallowed
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
 from aprfmt.causes.training.step_size import measured_factor
 from aprfmt.causes.training.table import UPDATES
@@ -101,7 +101,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
         if sample.coarse or not _concentrated(sample, fits[0][1]):
             return Judgement("not compared", _lacking(recipe))
     for one, fit in fits:
-        if fit.right:
+        if fit.right and not swallowed(sample, fit.update.whole):
             found = _judged_whole(parameter, one, held, signs, fit)
             return replace(found, decays_all=_decays_all(recipe, one, sample, fits))
     return _explained(parameter, fits[0][0], held, sample, fits[0][1])
@@ -124,11 +124,11 @@ def _lacking(recipe: Recipe) -> str:
 
 
 def _clipped(recipe: Recipe, held: Held) -> Recipe:
-    """Return the recipe with the factor of its clipping, where the step has the gradient's size."""
+    """Return the recipe with the factor by which it clips all gradients."""
     norm = held.others.get("norm")
-    if recipe.clip is None or norm is None or recipe.row.sizes or held.gradient is None:
+    if recipe.clip is None or norm is None or held.gradient is None:
         return recipe
-    return changed(recipe, factor=clip_factor(recipe.clip, norm))
+    return changed(recipe, scale=clip_factor(recipe.clip, norm))
 
 
 def _meanings(recipe: Recipe, case: StepCase) -> list[Recipe]:
@@ -149,11 +149,11 @@ def _concentrated(case: StepCase, fit: Fit) -> bool:
     """Say whether most elements that moved did so by one size, as in a first step."""
     rest = np.abs(case.change - fit.update.decay)
     moved = rest > 2 * case.rounding
-    if np.count_nonzero(moved) < ENOUGH:
+    if np.count_nonzero(moved) < FEWEST:
         return True  # nothing to see: the decay alone
-    size = float(np.median(rest[moved]))
-    slack = 2 * case.rounding[moved] + 0.02 * size
-    return bool((np.abs(rest[moved] - size) <= slack).mean() >= 0.6)
+    size = float(np.quantile(rest[moved], LONG))
+    slack = 2 * case.rounding[moved] + SIZES * size
+    return bool((np.abs(rest[moved] - size) <= slack).mean() >= USUAL)
 
 
 def _sample(parameter: Parameter, held: Held, signs: bool) -> StepCase:

@@ -44,6 +44,7 @@ _ADAPTER_NAME = re.compile(
     r"\.(?!weight$)[^.]+(\.weight)?$"
 )
 _WRAPPERS = ("grad.", "grads.", "gradients.", "model.grad.")
+_LOOKED = 1 << 14  # numbers that show in how many bits they were made
 _KEPT = 2  # groups of arrays that are held: joined projections are asked for one after the other
 
 
@@ -80,6 +81,8 @@ class SavedArrays:
             return None
         kinds = [_DTYPES.get(self.held[name].dtypes[self.own[name]], "F32") for name in place.names]
         noise = max(UNIT[kind] for kind in kinds)
+        if noise <= UNIT["F32"]:
+            noise = max(noise, precision_of(self.values(parameter, place)))
         return RowReader(partial(self._rows, parameter, place), noise)
 
     def _rows(self, parameter: Parameter, place: Placed, start: int, stop: int) -> F64:
@@ -105,6 +108,14 @@ class SavedArrays:
                 f"{list(parameter.before.shape)}, as {parameter.names[0]} is"
             )
         return found.reshape(parameter.before.shape)
+
+
+def precision_of(values: NDArray[Any]) -> float:
+    """Return how exact numbers are, relative to each: those of 16 bits are often saved as wider."""
+    bits = np.ascontiguousarray(values.reshape(-1)[:_LOOKED], np.float32).view(np.uint32)
+    if not (bits & 0xFFFF).any():
+        return UNIT["BF16"]
+    return UNIT["F16"] if not (bits & 0x1FFF).any() else 0.0
 
 
 def plain_name(name: str) -> str:

@@ -153,3 +153,35 @@ def adamw(torch: Any, parameters: list[Any], **settings: Any) -> Any:
 def adamw_all(torch: Any, parameters: list[Any]) -> Any:
     """Return torch's AdamW over all parameters."""
     return torch.optim.AdamW([p for _, p in parameters], lr=LR, weight_decay=WD)
+
+
+def moments(step: int, start: int = 1) -> tuple[Values, Values]:
+    """Return Adam's moments after the gradients of steps `start` to `step`, float64."""
+    first = {name: np.zeros(shape) for name, shape in shapes().items()}
+    second = {name: np.zeros(shape) for name, shape in shapes().items()}
+    for number in range(start, step + 1):
+        for name, g in gradients(number).items():
+            first[name] = B1 * first[name] + (1 - B1) * g.astype(np.float64)
+            second[name] = B2 * second[name] + (1 - B2) * np.square(g.astype(np.float64))
+    return first, second
+
+
+Rule = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
+
+
+def stepped(rule: Rule, only: tuple[str, ...] = (), before: Values | None = None) -> Values:
+    """Return weights after a step: `rule(w, g)` gives the change; `only` some parameters.
+
+    The others take the right first step of AdamW.
+    """
+    made = {}
+    for name, w in (weights() if before is None else before).items():
+        w, g = w.astype(np.float64), gradients(1)[name].astype(np.float64)
+        change = rule(w, g) if not only or name in only else right(w, g)
+        made[name] = (w + change).astype(np.float32)
+    return made
+
+
+def right(w: NDArray[Any], g: NDArray[Any], lr: float = LR, wd: float = WD) -> NDArray[Any]:
+    """Return AdamW's first step."""
+    return -lr * g / (np.abs(g) + EPS) - (lr * wd * w if w.ndim > 1 else 0)

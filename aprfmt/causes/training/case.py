@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from aprfmt.causes.row import LAST
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, Update, update_of
 from aprfmt.codecs import decode, encode
-from aprfmt.measure.encoding_noise import spacing
+from aprfmt.measure.encoding_noise import UNIT, spacing
 
 Mask = NDArray[np.bool_]
 ARITHMETIC = 2.0**-16  # of a step: a root, a quotient and two moments in float32
@@ -21,7 +21,11 @@ EXACT = 0.999  # share of elements that a step in the stored type gives bit for 
 SIGMAS = 6.0  # a factor that is further from 1 than so many deviations is another one
 LEAST = 1e-3  # and by at least so much: what float32 sums and constants of a rule may be off
 FEWEST, LONG = 8, 0.9  # elements that say how long a step is; that part of them is not longer
-USUAL = 0.5  # share of elements whose step has the size of all others, in a first step
+ONCE = 0.53  # of a step of the type: how far one rounding puts a number, and arithmetic in it
+FAINT = 0.05  # of the stated decay: less is none, as epsilon and weight are not independent
+SHORT = 5e-3  # what epsilon takes away from the longest steps
+CLEAN = 5e-3  # of a whole step: what those that measure the decay may lack
+USUAL = 0.2  # share of elements whose step has the size of all others, in a first step
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,14 @@ class StepCase:
     def fit(self, recipe: Recipe) -> "Fit | None":
         """Return how well a recipe gives the elements after the step."""
         update = self.predict(recipe)
-        return None if update is None else Fit(self, update)
+        return None if update is None else Fit(self, update, recipe)
 
 
 class Fit:
     """A predicted update held against the elements that are there."""
 
-    def __init__(self, case: StepCase, update: Update) -> None:
-        self.case, self.update = case, update
+    def __init__(self, case: StepCase, update: Update, recipe: Recipe) -> None:
+        self.case, self.update, self.recipe = case, update, recipe
         whole = update.whole
         off = np.abs(case.change - whole)
         noise = SIZES if case.signs else case.noise + ARITHMETIC
@@ -172,20 +176,45 @@ class Fit:
         return found / size, float(np.median(self.case.rounding[moved])) / size
 
     @cached_property
-    def _decay(self) -> tuple[float, float]:
-        """How often the decay is in the change of the elements that made a whole step, or none."""
+    def shrunk(self) -> tuple[float, float]:
+        """The share of the weight that was taken away, and how sure that is; signs are not known.
+
+        Rows without a gradient make no step, and say it best. Else it is measured on the elements
+        that made nearly a whole step, whose spread is that of the epsilon in each.
+        """
         case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
-        decay = np.broadcast_to(self.update.decay, case.change.shape)
-        rest = case.change - decay
-        length = self._longest[0] * size if np.isfinite(self._longest[1]) else 0.0
-        step = np.where(np.abs(rest) > length / 2, np.sign(rest) * length, 0.0)
-        full = np.abs(np.abs(rest) - np.abs(step)) <= 1e-3 * length + 4 * case.rounding
-        weight = np.where(full, 1.0, 0.0) / np.maximum(case.rounding**2 / 3, 1e-300)
-        dd = float((weight * decay * decay).sum())
-        if not dd:
-            return 1.0, float("inf")
-        found = float((weight * decay * (case.change - step)).sum()) / dd
-        return found, dd**-0.5 + 1e-3 * length * float(np.abs(weight * decay).sum()) / dd / 6
+        length = self._longest[0] * size if np.isfinite(self._longest[1]) else size
+        order = np.unique(case.rows, return_inverse=True)[1]
+        short = np.abs(case.change) < length / 4
+        counts = np.bincount(order)
+        idle = (np.bincount(order, short) == counts)[order] & (counts[order] > 1)
+        if np.any(case.before[idle]):
+            weight = 1.0 / np.maximum(case.rounding[idle] ** 2 / 3, 1e-300)
+            none = np.zeros_like(weight)
+            return solve_factors(none, -case.before[idle], case.change[idle], weight)[2:]
+        rest = case.change - self.update.decay
+        full = (np.abs(rest) > (1 - CLEAN) * length) & (np.abs(rest) < (1 + CLEAN) * length)
+        if np.count_nonzero(full) < FEWEST:
+            return 0.0, float("inf")
+        step, change, weights = np.sign(rest[full]), case.change[full], -case.before[full]
+        one, _, share, off = solve_factors(step, weights, change, np.ones_like(step))
+        spread = float(np.std(change - one * step - share * weights))
+        return share, off * spread
+
+    @cached_property
+    def _decay(self) -> tuple[float, float]:
+        """How often the decay is in the change, where the signs of the step are not known."""
+        wanted = self.share_stated
+        found, off = self.shrunk
+        return (found / wanted, off / wanted) if wanted else (1.0, float("inf"))
+
+    @property
+    def share_stated(self) -> float:
+        """The share of the weight that the predicted decay takes away."""
+        decay = np.broadcast_to(self.update.decay, self.case.before.shape)
+        at = int(np.argmax(np.abs(self.case.before))) if decay.size else 0
+        found = float(decay[at]) if decay.size else 0.0
+        return -found / float(self.case.before[at]) if found else 0.0
 
     @cached_property
     def _counted(self) -> tuple[float, float]:
@@ -213,7 +242,22 @@ class Fit:
         if self.share < 1.0:
             return False
         step, step_off, decay, decay_off = self.factors
-        return agrees(step, step_off) and agrees(decay, decay_off)
+        if self.case.signs and not self.case.coarse and not self.share_stated:
+            share, off = self.shrunk
+            if abs(share) > SIGMAS * off + FAINT * self.recipe.lr * self.recipe.wd:
+                return False
+        short = SHORT if self.case.signs and step < 1 else 0.0
+        return agrees(min(1.0, step + short), step_off) and agrees(decay, decay_off)
+
+    @property
+    def direct(self) -> bool:
+        """Say whether the weights were stepped in the stored type: rounded once, not held finer."""
+        case, encoding = self.case, self.case.encodings[1]
+        if not case.coarse or case.encodings[0] != encoding or case.signs:
+            return False
+        width = spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
+        off = np.abs(case.change - self.update.whole)
+        return bool((off <= ONCE * width + 2 * UNIT[encoding] * np.abs(self.update.step)).all())
 
     @property
     def shows(self) -> bool:

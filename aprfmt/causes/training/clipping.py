@@ -41,7 +41,7 @@ def clip_factor(bound: float, norm: float) -> float:
 
 
 def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that the bound was used in another way; `factor` of the recipe is the right one."""
+    """Guess that the bound was used in another way; `scale` of the recipe is the right one."""
     norm, own = case.others.get("norm"), case.others.get("own_norm")
     if recipe.clip is None or norm is None or own is None or case.gradient is None:
         return
@@ -52,14 +52,14 @@ def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         says = (
             f"the gradients were not clipped; their norm is {norm:.4g}, the bound {recipe.clip:g}"
         )
-        yield StepGuess("clip_missing", says, changed(recipe, factor=1.0))
+        yield StepGuess("clip_missing", says, changed(recipe, scale=1.0))
         says = f"the gradients were clipped twice, by {right:.4g} each time"
-        yield StepGuess("clip_twice", says, changed(recipe, factor=right * right))
+        yield StepGuess("clip_twice", says, changed(recipe, scale=right * right))
     alone = clip_factor(recipe.clip, own)
-    factor, _ = measured_factor(case, changed(recipe, factor=1.0))
+    factor, _ = measured_factor(case, changed(recipe, scale=1.0))
     if abs(factor - alone) <= SLACK * alone and abs(alone - right) > SLACK * right:
         says = f"each gradient was clipped by its own norm to {recipe.clip:g}"
-        yield StepGuess("clip_by_tensor", says, changed(recipe, factor=alone))
+        yield StepGuess("clip_by_tensor", says, changed(recipe, scale=alone))
 
 
 HYPOTHESES = (

@@ -28,6 +28,7 @@ CAUSE_ROWS = (
         "The decay rounded to the type, then the step, gives every weight, to the bit.",
     ),
 )
+ROOM, NOISE = 0.1, 2.0**-6  # of a step of the type, and of the step: arithmetic in 8 bits
 CHANCE = 20.0  # elements that would have moved: that none does has a chance of e to the minus 20
 
 
@@ -47,10 +48,23 @@ def rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     says = f"{encoding} rounds most of the step away"
 
     def holds(part: StepCase) -> bool:
-        fit = part.fit(recipe)
-        return fit is not None and fit.exact
+        inner = part.predict(recipe)
+        return inner is not None and rounded_once(part, inner.step)
 
     yield StepGuess("update_rounded_away", says, holds=holds)
+
+
+def rounded_once(case: StepCase, step: F64) -> bool:
+    """Say whether a step was added in the stored type: too small ones do not move the weight."""
+    encoding = case.encodings[1]
+    width = spacing(case.before, encoding)
+    small = np.abs(step) < (1 - ROOM) * width / 4  # below a power of two the steps are half as wide
+    wide = spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
+    off = np.abs(case.change - step)
+    moved = case.change != 0
+    return not moved[small].any() and bool(
+        (off <= (1 + ROOM) * wide / 2 + NOISE * np.abs(step)).all()
+    )
 
 
 def swallowed(case: StepCase, whole: F64) -> bool:
@@ -58,6 +72,8 @@ def swallowed(case: StepCase, whole: F64) -> bool:
 
     A finer weight moves one step of its stored type as often as its step is a part of that.
     """
+    if not case.coarse or case.signs or case.encodings[0] != case.encodings[1]:
+        return False
     width = spacing(case.before, case.encodings[1])
     small = np.abs(whole) < width / 2
     due = float((np.abs(whole) / width)[small].sum())
@@ -77,14 +93,14 @@ def _by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[StepGue
 
     def holds(part: StepCase) -> bool:
         width = spacing(part.before, encoding)
-        small, large = width > 2.1 * recipe.lr, width < 1.9 * recipe.lr
+        small, large = width > 4.2 * recipe.lr, width < 1.8 * recipe.lr
         inside = np.isin(part.rows, part.rows[part.change != 0])
         moved = part.change != 0
         return not moved[small].any() and bool(moved[large & inside].mean() > 0.9)
 
-    small = used & (width > 2.1 * recipe.lr)
+    small = used & (width > 4.2 * recipe.lr)
     due = float((recipe.lr / width)[small].sum())
-    if due > CHANCE and small.sum() > used.sum() / 2:
+    if due > CHANCE and small.sum() > used.sum() / 4:
         says = f"{encoding} rounds most of the step away"
         yield StepGuess("update_rounded_away", says, holds=holds)
 
@@ -108,10 +124,7 @@ def decay_lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
     def holds(part: StepCase) -> bool:
         inner = part.predict(recipe)
-        if inner is None:
-            return False
-        stepped = round_to(part.before + inner.step, encoding)
-        return bool((stepped == part.after).mean() >= 0.999)
+        return inner is not None and rounded_once(part, inner.step)
 
     yield StepGuess("decay_rounded_away", says, holds=holds)
 

@@ -49,6 +49,7 @@ class Recipe:
     coupled: bool | None = None  # None: as the optimizer's rule has it
     sign: float = 1.0
     factor: float = 1.0  # of the step
+    scale: float = 1.0  # of the gradient, by clipping
     decay_factor: float = 1.0  # of the decay
     old_moments: bool = False  # the moments of before the step are used
 
@@ -280,6 +281,7 @@ def update_of(
 ) -> Update | None:
     """Return the update of some elements of a weight, None where the inputs do not give it."""
     decays = recipe.decays(vector)
+    gradient = None if gradient is None else recipe.scale * gradient
     rate = recipe.wd * recipe.decay_factor if decays else 0.0
     coupled = recipe.adds_decay_to_gradient
     if coupled and rate:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.case import Fit, StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe, changed
 
 CAUSE_ROWS = (
@@ -47,7 +47,7 @@ def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 def twice(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Guess that both step and decay are there twice."""
-    if recipe.decays(case.vector):
+    if recipe.wd:
         recipe = changed(recipe, factor=2.0, decay_factor=2.0)
         yield StepGuess("step_twice", "the step was taken twice, its decay too", recipe)
 
@@ -65,9 +65,8 @@ def other_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     says = f"the step is {times} the expected one" + (rate if case.signs else "")
     if recipe.wd and not recipe.adds_decay_to_gradient:  # a rate is in both
         both = changed(one, decay_factor=value * recipe.decay_factor)
-        yield StepGuess(
-            "step_factor", f"step and decay are {times} the expected ones{rate}", both, 1
-        )
+        says_both = f"step and decay are {times} the expected ones{rate}"
+        yield StepGuess("step_factor", says_both, both, 0 if near else 1)
     yield StepGuess("step_factor", says, one, 1)
 
 
@@ -76,15 +75,9 @@ SLACK = 2e-3
 
 def measured_factor(case: StepCase, recipe: Recipe) -> tuple[float, float]:
     """Return how often the expected step is in the change, and how sure that is."""
-    if case.signs:
-        plain = changed(recipe, wd=0.0)
-        update = case.predict(plain)
-        if update is None:
-            return np.nan, np.inf
-        factor, off = Fit(case, update).factors[:2]
-        return (factor, off) if np.isfinite(off) else (np.nan, np.inf)
-    update = case.predict(recipe)
-    return (np.nan, np.inf) if update is None else Fit(case, update).factors[:2]
+    fit = case.fit(changed(recipe, wd=0.0) if case.signs else recipe)
+    factor, off = (np.nan, np.inf) if fit is None else fit.factors[:2]
+    return (factor, off) if np.isfinite(off) else (np.nan, np.inf)
 
 
 def simple_value(factor: float, slack: float) -> float | None:

@@ -1,12 +1,11 @@
 """Weight decay that is missing, of another size, of another kind, or on what should not decay."""
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis, solve_factors
+from aprfmt.causes.training.case import FAINT, StepCase, StepGuess, StepHypothesis, round_to
 from aprfmt.causes.training.optimizers import Recipe, changed
 
 CAUSE_ROWS = (
@@ -65,9 +64,19 @@ def on_vectors(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 def missing(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Guess that there is no decay."""
-    if recipe.decays(case.vector):
+    if recipe.decays(case.vector) and not _hidden(case, recipe):
         says = f"no decay; {recipe.lr * recipe.wd:g} of the weight is stated (lr times wd)"
-        yield StepGuess("decay_missing", says, changed(recipe, wd=0.0))
+        yield StepGuess("decay_missing", says, changed(recipe, decay_factor=0.0))
+
+
+def _hidden(case: StepCase, recipe: Recipe) -> bool:
+    """Say whether another statement says more: decay in the gradient, or one that is rounded."""
+    if case.signs:
+        return _steps_towards_zero(case, recipe.lr / 2)
+    plain = changed(recipe, wd=0.0)
+    fit = case.fit(plain)
+    kept = round_to(case.before * (1 - recipe.lr * recipe.wd), case.encodings[1])
+    return fit is not None and fit.direct and bool(np.array_equal(kept, case.before))
 
 
 def other_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -75,13 +84,12 @@ def other_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if not recipe.decays(case.vector):
         return
     added = recipe.adds_decay_to_gradient
-    if not added and case.signs:
-        yield StepGuess(
-            "decay_coupled",
-            "weights without a gradient move by whole steps towards zero: the decay is added to "
-            "the gradient, as Adam's L2 regularization is",
-            holds=partial(_steps_towards_zero, size=recipe.lr / 2),
+    if not added and case.signs and not case.coarse:
+        says = (
+            "weights without a gradient do not shrink, or move by whole steps towards zero: the "
+            "decay is added to the gradient, as Adam's L2 regularization is"
         )
+        yield StepGuess("decay_coupled", says, changed(recipe, coupled=True), 1)
         return
     if not added and case.moments is not None and case.moments.after:
         return  # the gradient in the moments has it already
@@ -105,24 +113,27 @@ def _steps_towards_zero(case: StepCase, size: float) -> bool:
     return bool(((same == counts) & (counts >= LEAST)).any())
 
 
+SHARES = {0.0: "wd itself, without lr", 2.0: "twice lr times wd", 0.5: "half of lr times wd"}
+
+
 def other_share(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Guess another share of decay, fitted."""
     if not recipe.wd or recipe.adds_decay_to_gradient or case.coarse:
         return
     wanted = changed(recipe, decay_on="all")
-    update = case.predict(changed(wanted, wd=0.0)) if case.signs else case.predict(wanted)
-    if update is None:
+    fit = case.fit(wanted)
+    if fit is None:
         return
-    decay = -recipe.lr * recipe.wd * case.before
-    weight = 1.0 / np.maximum(case.rounding**2, 1e-300)
-    _, _, factor, off = solve_factors(update.step, decay, case.change, weight)
-    if not np.isfinite(factor) or off > 0.05 or abs(factor) < 10 * off:
+    _, _, factor, off = fit.factors
+    if not np.isfinite(off) or off > 0.05 or abs(factor) < max(10 * off, FAINT):
         return
     share = recipe.lr * recipe.wd * factor
     says = f"the weight decays by {share:.3g}; {recipe.lr * recipe.wd:.3g} is stated (lr times wd)"
-    for value, what in ((1 / recipe.lr, "wd itself, without lr"), (2.0, "twice what is stated")):
-        if abs(factor - value) <= 1e-2 * value:
-            factor, says = value, f"{says}: {what}"
+    for value, what in SHARES.items():
+        value = value or 1 / recipe.lr
+        if abs(factor - value) <= max(6 * off, 1e-2 * value):
+            factor, says = value, f"the weight decays by {what}"
+            break
     yield StepGuess("decay_factor", says, changed(wanted, decay_factor=factor), 1)
 
 
