@@ -7,10 +7,11 @@ import numpy as np
 
 from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
 from aprfmt.causes.training.clipping import clip_factor
+from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import arrived, swallowed
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
 from aprfmt.causes.training.step_size import measured_factor
-from aprfmt.causes.training.table import UPDATES
+from aprfmt.causes.training.table import GRADIENTS, UPDATES
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.report import Judged
@@ -70,7 +71,7 @@ class Judgement:
 
     verdict: Judged
     why: str = ""
-    guesses: tuple[StepGuess, ...] = ()
+    guesses: tuple[StepGuess | GradientGuess, ...] = ()
     whole: bool = False
     step: float | None = None
     decay: float | None = None
@@ -294,6 +295,25 @@ def _explained(
     return Judgement(
         "differs", why, tuple(found), sample.shape is not None, size, rate, share, sample.signs
     )
+
+
+def judge_gradient(case: GradientCase) -> Judgement:
+    """Return whether a trainer's gradient is the one computed here, and the mistakes that give it.
+
+    A number that is fitted is found on one half of the elements and judged on the other.
+    """
+    if case.right:
+        return Judgement("agrees", whole=True)
+    first, second = case.half(0), case.half(1)
+    found: list[StepGuess | GradientGuess] = []
+    for row in GRADIENTS:
+        for guess in row.find(case if row.whole else first):
+            if guess.free and second.given.size < ENOUGH * guess.free:
+                continue
+            if guess.right(case) and (row.whole or guess.right(second)):
+                found.append(guess)
+    why = f"the gradient is {case.distance:.3g} from the one computed here"
+    return Judgement("differs", why, tuple(found), True)
 
 
 def share_given(parameter: Parameter, guess: StepGuess, held: Held, signs: bool) -> float:
