@@ -20,6 +20,7 @@ from aprfmt.measure.verdicts import CERTAINTIES, Certainty
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
+from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
 from aprfmt.training.judge import Held, Judgement, judge_gradient, judge_update, share_given
 from aprfmt.training.parameters import Parameter, pair_parameters
@@ -130,6 +131,7 @@ class _Step:
         self.left: list[NotCompared] = []
         self.gradients: dict[str, ArrayFacts] = {}
         self.compared: dict[str, _Compared] = {}
+        self.pairs = pairs_of(self.parameters)
         self.recipe = self._recipe()
         for saved, kind in ((self.given, "gradient"),):
             names = () if saved is None else saved.unplaced
@@ -152,6 +154,7 @@ class _Step:
         stored = {row.key: row.names for row in self.parameters}
         causes = [
             *_nonfinite(rows, stored),
+            *self._frozen_factors(rows, judged, stored),
             *self._causes(rows, judged, stored, norm),
             *_unknown(rows, judged, stored),
         ]
@@ -215,11 +218,19 @@ class _Step:
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
         if self.state is None or self.recipe is None or self.recipe.step is None:
-            return Held(gradient, others=others)
+            return Held(gradient, others=others, idle=self._idle(parameter))
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
         steps = self.recipe.step if self.state.steps is None else self.state.steps
         after = steps == self.recipe.step
         return Held(gradient, first, second, steps, after, others)
+
+    def _idle(self, parameter: Parameter) -> bool:
+        """Say whether a parameter is A of a pair whose B is zero before the step.
+
+        The gradient of A is B times something, that of B is A times something.
+        """
+        other = self.pairs.get(parameter.key)
+        return parameter.key.endswith(".lora_a") and other is not None and is_zero(other.before)
 
     # --- one parameter ---------------------------------------------------------------------
 
@@ -385,6 +396,47 @@ class _Step:
                 one.cause, says, one.keys, stored, level=level, share=share, effect=effect
             )
 
+    def _frozen_factors(
+        self,
+        rows: list[TensorStep],
+        judged: Mapping[str, Judgement],
+        stored: Mapping[str, Sequence[str]],
+    ) -> Iterator[NamedCause]:
+        """Yield factors of LoRA pairs that did not move where the others say that they should."""
+        moved = {row.key: bool(row.update and row.update.moved) for row in rows if row.update}
+        moved = {key: moves for key, moves in moved.items() if key in self.pairs}
+        some = {end for key, moves in moved.items() if moves for end in [key[-7:]]}
+        half, whole = [], []
+        for key, moves in moved.items():
+            other = self.pairs[key].key
+            known = key in judged and judged[key].guesses
+            if moves or other not in moved or known:
+                continue
+            if moved[other]:
+                # A beside a B of zero has no gradient. Where no A moves, that may be meant so.
+                if not self._idle_key(key) and (key.endswith(".lora_b") or ".lora_a" in some):
+                    half.append(key)
+            elif some:
+                whole.append(key)
+        for cause, keys, says, level in (
+            ("adapter_half_frozen", half, "did not move, and the other factor did", "explained"),
+            (
+                "adapter_frozen",
+                whole,
+                "neither factor moved, and those of other pairs did",
+                "located",
+            ),
+        ):
+            if keys:
+                at = {row.key: number for number, row in enumerate(rows)}
+                for key in keys:
+                    rows[at[key]] = replace(rows[at[key]], verdict="differs", why=says)
+                text = f"{named(keys)} - {says}"
+                yield name_cause(cause, text, keys, stored, level=level)  # type: ignore[arg-type]
+
+    def _idle_key(self, key: str) -> bool:
+        return key.endswith(".lora_a") and is_zero(self.pairs[key].before)
+
     def _remark(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
         """Note what was found and is no fault; what the type hides was not compared."""
         hidden = [key for key, one in judged.items() if one.verdict == "agrees" and not one.shows]
@@ -406,6 +458,23 @@ class _Step:
         every = [key for key, one in judged.items() if one.decays_all]
         if every:
             self.notes.append(f"norms and biases decay, as all weights do: {named(every)}")
+
+
+def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
+    """Return the other factor of each factor of a LoRA pair, by key."""
+    known = {row.key: row for row in parameters}
+    found = {}
+    for key in known:
+        for end, other in ((".lora_a", ".lora_b"), (".lora_b", ".lora_a")):
+            partner = key.removesuffix(end) + other
+            if key.endswith(end) and partner in known:
+                found[key] = known[partner]
+    return found
+
+
+def is_zero(view: View) -> bool:
+    """Say whether a weight is zero in every element."""
+    return not any(np.any(values) for _, _, values in view.chunks(CHUNK))
 
 
 def _settings(state: OptimizerState) -> dict[str, float]:
