@@ -24,7 +24,7 @@ from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
 from aprfmt.training.judge import Held, Judgement, judge_gradient, judge_update, share_given
 from aprfmt.training.parameters import Parameter, pair_parameters
-from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep
+from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
 from aprfmt.training.saved_arrays import (
     OptimizerState,
     SavedArrays,
@@ -274,22 +274,26 @@ class _Step:
         self, parameter: Parameter, updates: bool, norm: float | None
     ) -> tuple[TensorStep, Judgement | None]:
         """Return what the step did to one parameter, and the verdict on its update."""
-        sums, before = Sums(), parameter.before
+        before = parameter.before
         paired = updates and parameter.after is not None
-        still = paired and same_bytes(parameter)
-        for _, _, values, after in pieces(
-            before, parameter.after if paired and not still else None
-        ):
-            sums.add(values, values if after is None else after, before.encoding)
+        facts, size = None, None
+        if paired and same_bytes(parameter):
+            facts = UpdateFacts(int(np.prod(before.shape)), 0, 0, 0.0, 0.0)
+        elif paired:
+            sums = Sums()
+            for _, _, values, after in pieces(before, parameter.after):
+                assert after is not None
+                sums.add(values, after, before.encoding)
+            facts, size = sums.facts(), sums.weight**0.5
         gradient = self.gradients.get(parameter.key)
         row = TensorStep(
             parameter.key,
             parameter.names,
             before.shape,
             before.encoding,
-            sums.weight**0.5,
+            size,
             gradient,
-            update=sums.facts() if paired else None,
+            update=facts,
         )
         one = self.compared.get(parameter.key, _Compared())
         wrong = one.found
