@@ -1,12 +1,17 @@
 """`aprfmt step`: forty mistakes are named and placed, and no step that is right is accused."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from aprfmt.errors import AprfmtError
+from aprfmt.training.step import explain_step
+from tests.conversion.folders import llama_folder
 from tests.training import adapters
-from tests.training.faults import FAULTS, INNOCENTS, StepFault
+from tests.training.faults import FAULTS, INNOCENTS, STATED, StepFault
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
@@ -14,6 +19,7 @@ from tests.training.gradient_faults import (
     report_of,
     right_gradients,
 )
+from tests.training.steps import EMBED, HEAD, gradients, right, save, save_arrays, stepped, weights
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -77,3 +83,96 @@ def test_an_adapter_whose_a_is_frozen_everywhere_is_open(tmp_path: Path) -> None
     """It may be meant so; it is not said to agree either."""
     report = adapters.report_of(tmp_path, False, lambda name: "lora_A" in name)
     assert report.causes == () and report.exit_code == 2
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return a checkpoint, the one after a step, one of another width, and arrays."""
+    folder = tmp_path_factory.mktemp("files")
+    w, g = weights(), gradients(1)
+    half = {name: each[: len(each) // 2] for name, each in g.items()}
+    state = {f"{name}.exp_avg": each for name, each in g.items()}
+    two = {EMBED + ".step": np.asarray([1.0]), HEAD + ".step": np.asarray([2.0])}
+    return {
+        "before": save(folder / "before", w, "F32"),
+        "after": save(folder / "after", stepped(right), "F32"),
+        "other": llama_folder(folder / "other", "F32", hidden=32, layers=1),
+        "grads": save_arrays(folder / "grads.npz", g),
+        "half": save_arrays(folder / "half.npz", half),
+        "names": save_arrays(folder / "names.npz", {"weight": g[HEAD]}),
+        "state": save_arrays(folder / "state.npz", state),
+        "steps": save_arrays(folder / "steps.npz", state | two),
+        "adapter": adapters.write(folder / "adapter", adapters.adapter(True)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "nothing to explain; give --after CKPT"),
+        ({"after": "other"}, r"other.*: is a checkpoint of another model: .* is \[33, 32\]; "
+         r"expected \[40, 64\]"),
+        ({"after": "adapter"}, "is an adapter, .* is a whole model"),
+        ({"after": "after", "grads": "half"}, r"half.npz: .* is \[.*\]; expected \["),
+        ({"after": "after", "grads": "names"}, "names.npz: holds no gradient of .*'weight' is no "
+         "parameter of it"),
+        ({"after": "after", "optimizer": "adamw"}, "no lr; expected the rate of this step"),
+        ({"after": "after", "optimizer": "adamw:lr=-1"}, "lr=-1; expected a number of at least 0"),
+        ({"after": "after", "optimizer": "adamw:lr=1,b1=1.5"}, "b1=1.5; expected .* below 1"),
+        ({"after": "after", "optimizer": "adamw:lr=1,rate=2"}, "'rate=2'; expected NAME=VALUE of"),
+        ({"after": "after", "optimizer": "muon:lr=1"}, "no optimizer 'muon'; known: adamw, adam"),
+        ({"after": "after", "optimizer_state": "state"}, "state.npz: holds no settings of its "
+         "optimizer"),
+        ({"after": "after", "optimizer_state": "state", "optimizer": "sgd:lr=1,momentum=0.9"},
+         "state.npz: does not say how many steps were made; add step=N"),
+        ({"after": "after", "optimizer_state": "steps", "optimizer": "adam:lr=1"},
+         "steps.npz: its parameters are of steps 1 to 2; expected one number"),
+        ({"after": "after", "optimizer_state": "grads", "optimizer": "adam:lr=1"},
+         "grads.npz: holds no optimizer's state"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(given: dict[str, str], says: str, files: dict[str, Path]) -> None:
+    """Nothing is said by halves: an error, and no report."""
+    read = {
+        name: value if name == "optimizer" else (files[value],) if name == "grads" else files[value]
+        for name, value in given.items()
+    }
+    with pytest.raises(AprfmtError) as found:
+        explain_step(files["before"], **read)  # type: ignore[arg-type]
+    assert re.search(says, str(found.value)) and "\n" not in str(found.value)
+
+
+def test_a_gradient_with_nan_is_a_difference(files: dict[str, Path], tmp_path: Path) -> None:
+    g = {name: each.copy() for name, each in gradients(1).items()}
+    g[HEAD][0, 0] = np.nan
+    grads = save_arrays(tmp_path / "nan.npz", g)
+    report = explain_step(files["before"], after=files["after"], grads=[grads], optimizer=STATED)
+    assert report.exit_code == 1
+    assert [(one.cause, one.where) for one in report.causes] == [("nonfinite", (HEAD,))]
+
+
+def test_a_parameter_without_a_gradient_stays_open(files: dict[str, Path], tmp_path: Path) -> None:
+    """At a later step nothing says its update: it is in the denominator. Seen red: left out."""
+    g = {name: each for name, each in gradients(1).items() if name != HEAD}
+    grads = save_arrays(tmp_path / "some.npz", g)
+    report = explain_step(
+        files["before"], after=files["after"], grads=[grads], optimizer="sgd:lr=1e9"
+    )
+    assert [row.key for row in report.tensors if row.verdict == "not compared"] == ["output.weight"]
+
+
+def test_what_is_of_no_parameter_stays_open(files: dict[str, Path], tmp_path: Path) -> None:
+    grads = save_arrays(tmp_path / "more.npz", gradients(1) | {"model.vision.weight": np.ones(3)})
+    report = explain_step(files["before"], after=files["after"], grads=[grads], optimizer=STATED)
+    assert report.exit_code == 2 and "gradient model.vision.weight" in report.pronounced.says
+
+
+@pytest.mark.parametrize("wrapped", ["module.{}", "_orig_mod.{}", "{}.grad", "grads.{}"])
+def test_names_of_trainers_are_known(wrapped: str, files: dict[str, Path], tmp_path: Path) -> None:
+    g = {wrapped.format(name): each for name, each in gradients(1).items()}
+    grads = save_arrays(tmp_path / "g.npz", g)
+    report = explain_step(files["before"], after=files["after"], grads=[grads], optimizer=STATED)
+    assert report.exit_code == 0
