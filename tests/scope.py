@@ -189,7 +189,6 @@ FAMILIES: Mapping[str, Family] = {
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({
     "tests/arch/test_required.py::test_which_losses_a_pass_survives",
-    "tests/cli/test_set_in_place.py::test_a_kill_at_any_call_leaves_old_or_new_or_is_completed",
     "tests/compare/test_explain.py::test_noise_and_unrelated_values_confirm_nothing",
     "tests/compare/test_explain_models.py::test_layers_of_a_quantized_model_somebody_made",
     "tests/compare/test_memory.py::test_explaining_leaves_nothing_behind",
