@@ -71,7 +71,6 @@ FAMILIES: Mapping[str, Family] = {
     "tests/arch/test_find.py": Family(4),
     "tests/arch/test_listed.py::test_an_unsaid_base_is_that_of_transformers": Family(4),
     "tests/arch/test_listed.py::test_there_and_back_is_the_same_file": Family(8),
-    "tests/arch/test_mappings.py": Family(4),
     "tests/arch/test_names.py": Family(4),
     "tests/arch/test_required.py": Family(8),
     "tests/arch/test_required.py::test_what_the_pass_can_do_without_may_be_allowed": Family(24),
