@@ -95,5 +95,11 @@ RECORDS: tuple[Record, ...] = (
            {"against": str, "compared": int}, ("left",)),
     Record("trace", "properties/slots/items", "cli.trace.output:SlotRow"),
     Record("tree", "$defs/node", "cli.tree:TreeNode"),
+    Record("validate", "properties/second_reader/anyOf/0",
+           "checks.file.second_reader:SecondReading"),
+    Record("validate", "properties/second_reader/anyOf/0/properties/disagreements/items",
+           "checks.file.second_reader:Disagreement"),
+    Record("validate", "properties/second_reader/anyOf/0/properties/not_read/items",
+           "checks.file.second_reader:NotRead"),
     Record("validate", "properties/findings/items", "checks.records:Finding", {"check": str}),
 )  # fmt: skip
