@@ -38,7 +38,7 @@ class Leaves:
         self.leaves: dict[str, torch.Tensor] = {}
         for role, view in model.roles.items():
             if trained is not None and not trained.intersection(view.names):
-                continue
+                continue  # frozen: the pass places it itself
             if backend.device == "meta":
                 leaf = backend.zeros(view.shape)
             else:
@@ -55,32 +55,35 @@ class Leaves:
         """Bytes of the leaves; their gradients take as many."""
         return sum(leaf.numel() * leaf.element_size() for leaf in self.leaves.values())
 
-    def gradients(self) -> "Iterator[tuple[str, Array | None]]":
-        """Yield each stored name with its gradient in the stored layout, float64 (`stored_parts`).
+    def gradients(self) -> dict[str, Array]:
+        """Return the gradients that there are by role key, float64 on the host; let go of them.
 
-        None where the loss does not reach the parameter. A leaf's own gradient is let go of.
+        A role that the loss does not depend on has none.
         """
-        done: set[str] = set()
-        for role, view in self._model.roles.items():
-            if role in done or role not in self.leaves:
-                continue
-            roles = view.roles or (role,)
-            done.update(roles)
-            found: list[Array | None] = []
-            for each in roles:
-                leaf = self.leaves.get(each)
-                grad = None if leaf is None or leaf.grad is None else leaf.grad
-                found.append(None if grad is None else grad.double().cpu().numpy())
-                if leaf is not None:
-                    leaf.grad = None
-            if all(each is None for each in found):
-                yield from ((name, None) for name in view.names)
-                continue
-            whole = [
-                np.zeros(self._model.roles[each].shape) if grad is None else grad
-                for each, grad in zip(roles, found, strict=True)
-            ]
-            yield from zip(view.names, stored_parts(view, whole), strict=True)
+        found = {}
+        for role, leaf in self.leaves.items():
+            if leaf.grad is not None:
+                found[role] = leaf.grad.double().cpu().numpy()
+                leaf.grad = None
+        return found
+
+
+def stored_gradients(
+    views: Mapping[str, View], by_role: Mapping[str, Array]
+) -> Iterator[tuple[str, Array]]:
+    """Yield (stored name, gradient in the stored layout) of gradients by role.
+
+    Roles that are stored together give one gradient, zero where one of them has none.
+    """
+    done: set[str] = set()
+    for role in by_role:
+        if role in done:
+            continue
+        view = views[role]
+        roles = view.roles or (role,)
+        done.update(roles)
+        logical = [by_role.get(each, np.zeros(views[each].shape)) for each in roles]
+        yield from zip(view.names, stored_parts(view, logical), strict=True)
 
 
 def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:

@@ -1,13 +1,8 @@
-"""The loss of a trainer's batch and its gradients, by torch's autograd through the own pass.
-
-Every document of the batch is a sequence of its own, without its padding, as `batch.score` runs
-them. The loss is the mean over the scored labels of the whole batch (reduction `tokens`,
-transformers' and torch's), or the mean over rows of each row's mean (`rows`).
-"""
+"""The loss of a trainer's batch and its gradients, by torch's autograd through the own pass."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -20,81 +15,75 @@ from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.context import PassFacts, PassState
 from aprfmt.inference.forward import Carried, Span
-from aprfmt.inference.gradients.adapters import AdapterPair, place_pairs
+from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
-from aprfmt.inference.gradients.leaves import Leaves
+from aprfmt.inference.gradients.documents import Document, Reduction, documents
+from aprfmt.inference.gradients.leaves import Leaves, stored_gradients
+from aprfmt.inference.gradients.placed_pairs import place_pairs
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights, model_weights
 from aprfmt.model import Model
 from aprfmt.model.completeness import refuse_to_predict, refuse_to_run
+from aprfmt.tensors.view import View
 
 Array = NDArray[Any]
-Reduction = Literal["tokens", "rows"]
 Activations = Literal["all", "layer"]
 
 
-@dataclass(frozen=True)
-class Document:
-    """One sequence of a batch: `ids` [tokens], and where row t is scored its label, else -100.
-
-    `weight` is what the sum of its labels' losses is multiplied by in the batch's loss.
-    """
-
-    row: int
-    start: int
-    ids: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    weight: float
-
-
-def documents(batch: Batch, reduction: Reduction = "tokens") -> list[Document]:
-    """Return the sequences of a batch that have a scored label; UsageError where none has one."""
-    scored = batch.label[:, 1:]
-    per_row, total = scored.sum(1), int(scored.sum())
-    if not total:
-        raise UsageError(f"{batch.path}: no label is scored, so there is no loss; expected labels")
-    rows_scored = int(np.count_nonzero(per_row))
-    found = []
-    for row, mask in enumerate(batch.mask):
-        inside = np.flatnonzero(mask)
-        if not len(inside):
-            continue
-        first, stop = int(inside[0]), int(inside[-1]) + 1
-        cuts = [first, *(int(at) for at in np.flatnonzero(batch.starts[row])), stop]
-        for start, end in pairwise(cuts):
-            labels = np.where(scored[row, start:end], batch.ids[row, start + 1 : end + 1], -100)
-            if (labels >= 0).any():
-                many = total if reduction == "tokens" else int(per_row[row]) * rows_scored
-                found.append(Document(row, start, batch.ids[row, start:end], labels, 1 / many))
-    return found
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # no slots: `parameters` is cached
 class BatchGradients:
     """The loss in nats and its gradients, float64 arrays whatever dtype the pass was in.
 
-    `parameters` are by stored name in the stored layout: of a quantized tensor the gradient of the
-    decoded weight. `adapter` are those of LoRA factors by the adapter's names. `unreached` are
-    wanted names that the loss does not depend on: their gradient is zero, and in no mapping.
-    `points` are dL/d(point) by key, and `values` the points themselves, the rows of all documents
-    one after the other. `dtype` and `device` are the pass's.
+    `by_role` are by role key in the role's layout, [out, in]; `adapter` those of LoRA factors by
+    the adapter's stored names, and `factors` says which key each has: the role of its weight with
+    `.lora_a` or `.lora_b` behind it. `unreached` are keys whose parameter trains and that the loss
+    does not depend on: their gradient is zero, and in no mapping. `points` are dL/d(point) by key,
+    and `values` the points themselves, the rows of all documents one after the other. `dtype` and
+    `device` are the pass's, `scored` the labels.
     """
 
     loss: float
     scored: int
-    parameters: Mapping[str, Array]
+    by_role: Mapping[str, Array]
     adapter: Mapping[str, Array]
+    factors: Mapping[str, str]
     unreached: tuple[str, ...]
     points: Mapping[str, Array]
     values: Mapping[str, Array]
     dtype: str
     device: str
+    views: Mapping[str, View]
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Array]:
+        """Gradients by stored name in the stored layout; of a quantized tensor, of its numbers.
+
+        Asked for while the model is open.
+        """
+        found: dict[str, Array] = {}
+        for name, gradient in stored_gradients(self.views, self.by_role):
+            found[name] = found[name] + gradient if name in found else gradient
+        return found
 
     @property
     def norm(self) -> float:
         """The L2 norm of all gradients together, before any clipping."""
-        every = (*self.parameters.values(), *self.adapter.values())
+        every = (*self.by_role.values(), *self.adapter.values())
         return float(np.sqrt(sum(float(np.vdot(g, g)) for g in every)))
+
+    @property
+    def how(self) -> str:
+        """Where and in which arithmetic they were computed: `torch:cpu:float64`."""
+        return f"torch:{self.device}:{self.dtype}"
+
+    @property
+    def keys(self) -> Collection[str]:
+        """The parameters that have a gradient, by role key."""
+        return (*self.by_role, *self.factors)
+
+    def gradient(self, key: str) -> Array:
+        """Return dL/dW of a parameter, float64 in the shape of the role. Raises KeyError."""
+        return self.adapter[self.factors[key]] if key in self.factors else self.by_role[key]
 
 
 class PointGradients:
@@ -282,27 +271,24 @@ def batch_gradients(
     if points is None or points:
         made.recorder = PointGradients(points, backend)
     loss = sum(made.backward(each, activations) for each in parts)
-    parameters: dict[str, Array] = {}
-    unreached: list[str] = []
-    for name, gradient in leaves.gradients():
-        if gradient is None:
-            unreached.append(name)
-        elif name in parameters:
-            parameters[name] = parameters[name] + gradient
-        else:
-            parameters[name] = gradient
+    by_role = leaves.gradients()
+    unreached = [role for role in leaves.leaves if role not in by_role]
     adapter: dict[str, Array] = {}
-    for name, leaf in factors.items():
-        if leaf.grad is None:
-            unreached.append(name)
-        else:
-            adapter[name] = leaf.grad.double().cpu().numpy()
+    keys: dict[str, str] = {}
+    for pair in pairs:
+        for key, name in pair.names.items():
+            grad = factors[name].grad
+            if grad is None:
+                unreached.append(key)
+            else:
+                adapter[name], keys[key] = grad.double().cpu().numpy(), name
     found, values = ({}, {}) if made.recorder is None else made.recorder.joined()
     made.weights.close()
     scored = sum(int((each.labels >= 0).sum()) for each in parts)
     return BatchGradients(
-        loss, scored, parameters, adapter, tuple(unreached), found, values, dtype, backend.device
-    )
+        loss, scored, by_role, adapter, keys, tuple(unreached), found, values, dtype,
+        backend.device, dict(model.roles),
+    )  # fmt: skip
 
 
 def prepare(
@@ -331,13 +317,14 @@ def prepare(
 
 
 def rounding(exact: BatchGradients, rounded: BatchGradients) -> Iterator[tuple[str, float]]:
-    """Yield for each parameter how far a pass in the trainer's dtype is from the float64 one.
+    """Yield for each key how far a pass in the trainer's dtype is from the float64 one.
 
     The relative L2 distance: what rounding alone does to this gradient. A trainer's gradient that
     is as far from float64's as this shows no fault.
     """
-    for mine, other in ((exact.parameters, rounded.parameters), (exact.adapter, rounded.adapter)):
-        for name, gradient in mine.items():
-            size = float(np.linalg.norm(gradient))
-            apart = float(np.linalg.norm(gradient - other[name])) if name in other else size
-            yield name, apart / size if size else float(apart > 0)
+    for key in exact.keys:
+        gradient = exact.gradient(key)
+        size = float(np.linalg.norm(gradient))
+        there = key in rounded.keys
+        apart = float(np.linalg.norm(gradient - rounded.gradient(key))) if there else size
+        yield key, apart / size if size else float(apart > 0)
