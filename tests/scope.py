@@ -129,6 +129,8 @@ FAMILIES: Mapping[str, Family] = {
     "tests/fuzz/test_fuzz.py": Family(5),
     "tests/fuzz/test_planted.py": Family(8),
     "tests/fuzz/test_templates.py": Family(4),
+    "tests/inference/test_gradient_differences.py::test_two_passes_agree": Family(8),
+    "tests/inference/test_gradients.py::test_every_gradient_is_transformers": Family(4),
     "tests/inference/gpu/test_cupy_backend.py": Family(6),
     "tests/inference/gpu/test_cupy_faults.py": Family(4),
     "tests/inference/gpu/test_cupy_recorded.py": Family(20),

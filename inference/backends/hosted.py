@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
+from aprfmt.inference.routing import NUMPY, Maths
 
 if TYPE_CHECKING:
     from aprfmt.inference.weights import Weight
@@ -49,6 +50,7 @@ class _Host(Protocol):
     """What a backend gives to the defaults below."""
 
     def array(self, x: Numbers) -> Array: ...
+    def to_numpy(self, x: Array) -> Numbers: ...
     def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array: ...
     def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array: ...
     def stack(self, parts: Sequence[Array]) -> Array: ...
@@ -57,7 +59,28 @@ class _Host(Protocol):
 
 
 class Hosted:
-    """Who of the experts gets which rows, and what attention adds for a distance."""
+    """Who of the experts gets which rows, and what attention adds for a distance.
+
+    `maths` are the functions that a router is computed with.
+    """
+
+    maths: Maths = NUMPY
+
+    def router_numbers(self: _Host, x: Array) -> Array:
+        """Return a router's logits, or the experts' weights, as `maths` takes them."""
+        return self.to_numpy(x)
+
+    def factors(self, weight: "Weight") -> Array:
+        """Return the numbers that a router adds to its scores, or multiplies its weights by."""
+        return weight.numpy()
+
+    def like(self, x: Array, other: Array) -> Array:
+        """Return `factors` in the dtype of a router's logits."""
+        return x.astype(other.dtype, copy=False)
+
+    def rounded_factors(self: _Host, x: Array) -> Array:
+        """Return the experts' weights rounded to the backend's dtype, as `maths` takes them."""
+        return self.to_numpy(self.array(x))
 
     def shares(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
         """Return a share for every expert of [tokens, used] that is chosen, by their numbers.
