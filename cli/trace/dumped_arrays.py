@@ -71,13 +71,13 @@ def map_arrays(
 
 def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     """Return the verdict: how many arrays are points, and which nothing reads."""
-    from aprfmt.measure.trace_view import unread_arrays
+    from aprfmt.measure.trace_view import unequal_ranks, unread_arrays
     from aprfmt.model.ledger import Compared, Words, pronounce
 
     rows = found["names"]
     counts = {"arrays": (sum(row["key"] is not None for row in rows), len(rows))}
     words = Words("mapped", "not mapped")
-    return pronounce(words, Compared(False, counts, unread_arrays(trace)))
+    return pronounce(words, Compared(bool(unequal_ranks(trace)), counts, unread_arrays(trace)))
 
 
 def _left_out(given: "NameMap", name: str) -> dict[str, str | None]:

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward.shards import ROLES as SUMS
+from aprfmt.causes.forward.shards import role_of
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.dump_names import place_of
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.traces import compare_traces
 from aprfmt.model import open_model
-from tests.diagnose.engines import tiny_folder
+from tests.cli.run import aprfmt
+from tests.diagnose.engines import broken, tiny_folder
 from tests.inference.engine_dumps import batch, columns, dumper, hook_passes, modules, rows, state
 from tests.inference.test_captures import npy, own
 from tests.models import IDS
@@ -28,12 +32,15 @@ WHOLE = batch(IDS, ALL, [len(IDS)])
 Writer = Callable[[Path], Path]
 
 
-own_of = cache(own)
+@cache
+def own_of(base: str = "llama") -> dict[str, Any]:
+    """Return every point's value of a tiny model's pass, made once."""
+    return own(base)
 
 
 def written(base: str = "llama", **how: Any) -> dict[str, Any]:
     """Return what a tiny model's modules put out, of all tokens."""
-    return modules(own_of(base, **how))
+    return modules(own(base, **how) if how else own_of(base))
 
 
 def of_rank(rank: int, ranks: int) -> Callable[[str, Any], Any]:
@@ -520,3 +527,127 @@ def test_paths_say_ranks_steps_and_names(path: str, says: Any) -> None:
 )
 def test_dims_say_what_is_divided(text: str, says: Any) -> None:
     assert parse_dims(text, "x") == says
+
+
+def through(change: Callable[[Any], Any], roles: tuple[str, ...]) -> Any:
+    """Return an engine whose products of some roles are changed: `change` gets (x) or gives (y)."""
+
+    def linear(op: Any, x: Any, w: Any, *rest: Any) -> Any:
+        at = role_of(w.key)
+        if at in roles and at in SUMS:
+            return op(change(x), w, *rest)
+        y = op(x, w, *rest)
+        return change(y) if at in roles else y
+
+    return lambda: broken("linear", linear)
+
+
+def exchanged(x: Any) -> Any:
+    """Return both ranks' columns in each other's place."""
+    return np.concatenate(np.split(x, 2, -1)[::-1], -1)
+
+
+def doubled(x: Any) -> Any:
+    """Return the first rank's columns in both places."""
+    return np.concatenate(np.split(x, 2, -1)[:1] * 2, -1)
+
+
+def lost(x: Any) -> Any:
+    """Return the second rank's columns as zeros: its sum did not arrive."""
+    first, second = np.split(x, 2, -1)
+    return np.concatenate([first, 0 * second], -1)
+
+
+WRONG: dict[str, tuple[Any, tuple[str, ...], str, str]] = {
+    # what an engine on two ranks gets wrong -> change, roles, the cause, where it is
+    "query shards": (exchanged, ("attn_q",), "shard_order", "attn_q"),
+    "all of qkv": (exchanged, ("attn_q", "attn_k", "attn_v"), "shard_order", "attn_v"),
+    "gate twice": (doubled, ("ffn_gate",), "shard_order", "ffn_gate"),
+    "columns of o": (exchanged, ("attn_output",), "shard_order", "attn_output"),
+    "columns of down": (exchanged, ("ffn_down",), "shard_order", "ffn_down"),
+    "all-reduce of o": (lost, ("attn_output",), "tensor_parallel", "attn_output"),
+    "all-reduce of down": (lost, ("ffn_down",), "tensor_parallel", "ffn_down"),
+}
+
+
+def two_ranks(folder: Path, found: dict[str, Any], change: Any = None) -> Path:
+    """Write modules' outputs as two tensor-parallel ranks; `change` alters those of the second."""
+    for rank in range(2):
+        mine = {
+            name: change(name, value) if change and rank else value for name, value in found.items()
+        }
+        place = folder / f"TP{rank}"
+        place.mkdir(parents=True)
+        torch.save({**WHOLE, **state(mine, of_rank(rank, 2))}, place / "Pass0.pt")
+    return folder
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_share_is_the_cause(fault: str, tmp_path: Path) -> None:
+    change, roles, cause, where = WRONG[fault]
+    folder = two_ranks(tmp_path / "d", written(backend=through(change, roles)))
+    done = aprfmt("diagnose", tiny_folder("llama"), folder, "--json")
+    assert done.code == 1, done.out
+    causes = [(one["cause"], one["level"]) for one in done.json["causes"]]
+    assert causes == [(cause, "confirmed")], done.json["causes"]
+    assert where in str(done.json["causes"][0]["where"])
+
+
+def test_a_sound_dump_of_two_ranks_is_the_same(tmp_path: Path) -> None:
+    done = aprfmt("diagnose", tiny_folder("llama"), two_ranks(tmp_path / "d", written()), "--json")
+    assert done.code == 0 and done.json["verdict"] == "same" and not done.json["not_compared"]
+
+
+def _of_one(name: str) -> Callable[[str, Any], Any]:
+    return lambda at, value: (value[0] * 1.3, value[1]) if at == name else value
+
+
+UNLIKE: dict[str, Callable[[str, Any], Any]] = {
+    "a norm": _of_one("model.layers.1.post_attention_layernorm"),
+    "the end": lambda at, value: (
+        tuple(one * 0.9 for one in value)
+        if at in ("model.layers.2", "model.norm")
+        else value * 0.9
+        if at == "model.layers.2.mlp.down_proj"
+        else value
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", UNLIKE)
+def test_ranks_that_differ_are_never_the_same(fault: str, tmp_path: Path) -> None:
+    """The first rank agrees with the model; the second does not."""
+    folder = two_ranks(tmp_path / "d", written(), UNLIKE[fault])
+    done = aprfmt("diagnose", tiny_folder("llama"), folder, "--json")
+    assert done.code == 1 and done.json["causes"][0]["cause"] == "ranks_differ"
+    assert done.json["causes"][0]["level"] == "located"
+    mapped = aprfmt("trace", tiny_folder("llama"), "--map", folder, "--json")
+    assert mapped.code == 1
+    with opened(folder) as trace:
+        assert compare_traces(trace, trace).pronounced.exit == 1
+
+
+def test_a_buffer_that_was_overwritten_is_seen(tmp_path: Path) -> None:
+    """The next norm ran in place: hidden holds its result, residual the whole stream."""
+    found, right = written(), own_of()
+    for n in range(2):
+        found[f"model.layers.{n}"] = right[f"L{n + 1}.attn_norm"], right[f"L{n}.out"]
+    with opened(two_ranks(tmp_path / "d", found)) as trace:
+        assert "out" in equal_points(trace, right, 29)
+        assert any("wrote into the buffer" in note for note in trace.run["dump"]["notes"])
+
+
+def test_sums_before_their_all_reduce_are_added(tmp_path: Path) -> None:
+    """SGLang joins the all-reduce with the next norm: o_proj then gives a rank's part of it."""
+    found = written()
+    folder = tmp_path / "d"
+    for rank in range(2):
+        mine = {
+            name: value * (0.3, 0.7)[rank] if name.endswith("o_proj") else value
+            for name, value in found.items()
+        }
+        (folder / f"TP{rank}").mkdir(parents=True)
+        torch.save({**WHOLE, **state(mine, of_rank(rank, 2))}, folder / f"TP{rank}" / "Pass0.pt")
+    with opened(folder) as trace:
+        assert "attn_out" in equal_points(trace, own_of(), 29)
+        assert not trace.run["dump"]["unequal"]
