@@ -95,7 +95,7 @@ class PointGradients:
     def __init__(self, wanted: Collection[str] | None, backend: GradientBackend) -> None:
         self._wanted = None if wanted is None else frozenset(wanted)
         self._backend = backend
-        self._held: dict[str, torch.Tensor] = {}
+        self.held: dict[str, torch.Tensor] = {}
         self.points: dict[str, list[Array]] = {}
         self.values: dict[str, list[Array]] = {}
 
@@ -114,16 +114,16 @@ class PointGradients:
             x.retain_grad()
         else:
             x = x.detach().requires_grad_()
-        self._held[key_name(point, layer)] = x
+        self.held[key_name(point, layer)] = x
         return x
 
     def finish(self) -> None:
         """Take the gradients of the pass that has ended; a point without one does not count."""
-        for key, x in self._held.items():
+        for key, x in self.held.items():
             if x.grad is not None:
                 self.points.setdefault(key, []).append(x.grad.double().cpu().numpy())
                 self.values.setdefault(key, []).append(x.detach().double().cpu().numpy())
-        self._held.clear()
+        self.held.clear()
 
     def joined(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return gradients and values by key, the documents' rows one after the other.
@@ -199,7 +199,7 @@ class Pass:
         total: torch.Tensor | None = None
         wanted: list[torch.Tensor | None] = []
         for stage in range(stages - 1, -1, -1):
-            given = _fresh(entering.pop())
+            given = fresh(entering.pop())
             self.rebuild()
             out = self.run(document.ids, rows, Span(stage, stage + 1, given), record=True)
             if total is None:
@@ -208,17 +208,17 @@ class Pass:
             else:
                 pairs = [
                     (x, grad)
-                    for x, grad in zip(_tensors(out), wanted, strict=True)
+                    for x, grad in zip(tensors_of(out), wanted, strict=True)
                     if grad is not None and x.requires_grad
                 ]
                 if pairs:
                     torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
-            wanted = [x.grad for x in _tensors(given)]
+            wanted = [x.grad for x in tensors_of(given)]
         assert total is not None
         return total
 
 
-def _fresh(entering: Any) -> Any:
+def fresh(entering: Any) -> Any:
     """Return what enters a stage as leaves of a graph of its own."""
 
     def leaf(x: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,7 @@ def _fresh(entering: Any) -> Any:
     return None if entering is None else leaf(entering)
 
 
-def _tensors(carried: Any) -> list[torch.Tensor]:
+def tensors_of(carried: Any) -> list[torch.Tensor]:
     """Return the tensors that pass between two stages, in an order that both sides share."""
     if carried is None:
         return []
