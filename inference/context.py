@@ -11,6 +11,7 @@ from aprfmt.arch.spec import BlockSpec
 from aprfmt.base.protocols import Value
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.kv_cache import KVCache
+from aprfmt.inference.masks import Mask
 from aprfmt.inference.rope import RopeKind
 from aprfmt.inference.weights import Weights
 
@@ -49,11 +50,20 @@ class PassState:
     """What the layers of a pass share besides the stream.
 
     `per_layer` [tokens, n_layers * per_layer_size] are the layers' own embeddings, None without;
-    `shared` are keys and values that later layers use, by the layer that made them.
+    `shared` are keys and values that later layers use, by the layer that made them. `chosen`
+    [tokens, keys] is what the last indexer lets attention read, None where that is every key.
     """
 
     per_layer: Array | None = None
     shared: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    chosen: Mask | None = None
+
+    def copy(self) -> "PassState":
+        """Return a state to go on with; this one stays as it is."""
+        return PassState(self.per_layer, dict(self.shared), self.chosen)
+
+    def __bool__(self) -> bool:
+        return self.per_layer is not None or bool(self.shared) or self.chosen is not None
 
 
 @dataclass(frozen=True)

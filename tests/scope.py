@@ -71,7 +71,6 @@ FAMILIES: Mapping[str, Family] = {
     "tests/arch/test_find.py": Family(4),
     "tests/arch/test_listed.py::test_an_unsaid_base_is_that_of_transformers": Family(4),
     "tests/arch/test_listed.py::test_there_and_back_is_the_same_file": Family(8),
-    "tests/arch/test_mappings.py": Family(4),
     "tests/arch/test_names.py": Family(4),
     "tests/arch/test_required.py": Family(8),
     "tests/arch/test_required.py::test_what_the_pass_can_do_without_may_be_allowed": Family(24),
@@ -191,7 +190,6 @@ FAMILIES: Mapping[str, Family] = {
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({
     "tests/arch/test_required.py::test_which_losses_a_pass_survives",
-    "tests/cli/test_set_in_place.py::test_a_kill_at_any_call_leaves_old_or_new_or_is_completed",
     "tests/compare/test_explain.py::test_noise_and_unrelated_values_confirm_nothing",
     "tests/compare/test_explain_models.py::test_layers_of_a_quantized_model_somebody_made",
     "tests/compare/test_memory.py::test_explaining_leaves_nothing_behind",

@@ -81,6 +81,7 @@ class DiffReport(Tabular):
     file_type: object = None  # what a GGUF at B says of itself
     own_values: Mapping[str, str] = field(default_factory=dict)  # KEY=VALUE that B's tensors show
     own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
+    not_tried: tuple[str, ...] = ()  # explanations that could not be tried, and why
 
     def table_rows(self) -> Sequence[Row]:
         """Return a row a tensor, with its verdict and its distances."""

@@ -34,6 +34,7 @@ def compare_tensors(
     if unreadable and not _unpacked(a, b, report.tensors, found):
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
+    found.not_checked += report.not_tried
     found.evidence += not_finite(report.tensors)
     rows = [row for row in report.tensors if row.key not in explained]
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]

@@ -405,17 +405,17 @@ class Backend(Recurrent, Hosted, ABC):
         """Return the values weighted by probs [heads, tokens, keys]: [tokens, heads, value_dim]."""
 
     def append(
-        self, buffers: tuple[Array, Array], k: Array, v: Array, start: int
-    ) -> tuple[Array, Array]:
-        """Write k and v [tokens, kv_heads, d] to rows `start` on of a cache's two buffers.
+        self, buffers: Sequence[Array], rows: Sequence[Array], start: int
+    ) -> tuple[Array, ...]:
+        """Write rows [tokens, kv_heads, d], of k and v mostly, behind `start` rows of each buffer.
 
         Returns the rows that attention reads: up to the last one written; in a pass that is being
         recorded, the whole buffers, whose invalid rows the mask hides.
         """
-        stop = start + int(k.shape[0])
-        for buffer, x in zip(buffers, (k, v), strict=True):
+        stop = start + int(rows[0].shape[0])
+        for buffer, x in zip(buffers, rows, strict=True):
             buffer[start:stop] = x
-        return buffers[0][:stop], buffers[1][:stop]
+        return tuple(buffer[:stop] for buffer in buffers)
 
     # shapes and experts
 

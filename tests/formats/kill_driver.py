@@ -94,6 +94,7 @@ def _write_and_die(scenario: Subject, root: Path, n: int) -> None:
 
     for name in CALLS:
         setattr(os, name, dying(getattr(os, name)))
+    assert "swap_names" in vars(atomic)
     vars(atomic)["swap_names"] = dying(swap_names)
     scenario.write(root, 2)
 

@@ -1,6 +1,7 @@
 """Parts of runs, losses and engines, each by itself."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +12,25 @@ import pytest
 from aprfmt.checks.gates.forward import judge_loss
 from aprfmt.checks.gates.golden import GoldenText
 from aprfmt.cli.parity.output import worst_points
+from aprfmt.codecs import native_kernels
+from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _aligned
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.engines.graph import GraphReader
 from aprfmt.inference.evaluation import Sample, without_label
+from aprfmt.inference.fast.cuda import memory
+from aprfmt.inference.fast.cuda.attend import Attention
+from aprfmt.inference.fast.cuda.brought import Brought
+from aprfmt.inference.fast.dry_host import Products
+from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts
+from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.parity.matched import ThroughRows
 from aprfmt.inference.rows import StoredRows
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import open_model
+from tests.conftest import not_run
 from tests.inference.judge import backend
 from tests.models import IDS, save_tiny
 
@@ -135,3 +145,56 @@ def test_transformers_gives_torchs_threads_back(threads: int | None, tmp_path: P
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (2, 4, 64)], ids=["matrix", "experts"])
+@pytest.mark.parametrize("encoding", ["Q4_K", "Q8_0", "BF16", "F32", "I32", "F64"])
+def test_what_a_dry_run_multiplies_as_it_is_stored_a_run_does(
+    encoding: str, shape: tuple[int, ...]
+) -> None:
+    """Matrices of an encoding with a kernel; what decoding costs nothing is not copied."""
+    if native_kernels() is None:
+        not_run("no C kernels here")
+    stored = np.zeros(64, np.uint8)
+    ghost = SimpleNamespace(memory=SimpleNamespace(nbytes=64), nbytes=64)
+
+    def weight(raw: Any) -> Any:
+        return SimpleNamespace(
+            encoding=encoding, shape=shape, notes={}, part=None, n_rows=4, piecewise=False,
+            stored=lambda: raw,
+        )  # fmt: skip
+
+    real = EncodedProducts(1)._look(weight(stored))
+    dry = Products([])
+    assert dry.covers(1, weight(ghost)) is (real is not None)
+    assert (real is not None) is (encoding in ("Q4_K", "Q8_0", "BF16") and len(shape) == 2)
+    assert not dry.covers(ENCODED_ROWS + 1, weight(ghost))
+
+
+def test_a_recorded_pass_brings_nothing_new_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay would read what the host had when it was recorded."""
+    monkeypatch.setattr(memory, "put", lambda x: ("put", x.tobytes()))
+    monkeypatch.setattr(memory, "is_device", lambda x: isinstance(x, tuple))
+    brought = Brought()
+    known, ids = np.array([1.0, 2.0]), np.arange(3)
+    first = brought.constant(known, "float32")
+    inputs = PassInputs(ids, ids.copy(), np.arange(10, 16), cached=None)
+    brought.recording = inputs
+    assert brought.constant(known, "float32") is first
+    assert np.array_equal(brought.rows(ids), [10, 11, 12])
+    news: tuple[Callable[[], Any], ...] = (
+        lambda: brought.constant(np.array([3.0]), "float32"),
+        lambda: brought.rows(np.array([2, 1, 0])),
+        lambda: brought.needs_host("x"),
+    )
+    for new in news:
+        with pytest.raises(NotRecordable):
+            new()
+    attention = Attention(None, brought, "float32", deterministic=False, tf32=False)  # type: ignore[arg-type]
+    heads = Heads(np.tri(3, dtype=bool), 1.0, None, None, "float32")
+    mask = attention.mask(heads)
+    assert mask == ("put", heads.mask.tobytes())
+    inputs.after = []  # from here on it is recorded
+    assert attention.mask(heads) is mask
+    with pytest.raises(NotRecordable, match="mask"):
+        attention.mask(Heads(~heads.mask, 1.0, None, None, "float32"))

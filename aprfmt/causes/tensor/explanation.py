@@ -7,7 +7,7 @@ index of all other tensors reads four rows of each, once per comparison.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,16 +16,11 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.registry import offered_items
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.compound import remainder, rereadings
-from aprfmt.causes.tensor.context import PairContext
-from aprfmt.causes.tensor.derived_weights import with_derived
+from aprfmt.causes.tensor.context import NotTried, PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
-from aprfmt.causes.tensor.folded_factors import with_folds
-from aprfmt.causes.tensor.fused_rows import with_joined
-from aprfmt.causes.tensor.guess import Guess
+from aprfmt.causes.tensor.guess import Group, Guess, JointHypothesis
 from aprfmt.causes.tensor.other_tensors import renamed
 from aprfmt.causes.tensor.proof import proves
-from aprfmt.causes.tensor.symmetry import with_symmetries
-from aprfmt.causes.tensor.vocabulary_padding import with_padding
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.records import Explanation, TensorDiff
@@ -128,12 +123,14 @@ def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried 
                 return guess, None
             likely = likely or (guess, None)
             continue
-        if not case.holds_on_sample(guess):
+        try:
+            if not case.holds_on_sample(guess) or not budget:
+                continue  # no more passes; what was found without one may still be said
+            budget -= 1
+            found = _confirmed(case, guess, shapes)
+        except AprfmtError as error:
+            case.context.leave((guess.cause,), case.key, error)
             continue
-        if not budget:
-            continue  # no more passes; what was found without one may still be said
-        budget -= 1
-        found = _confirmed(case, guess, shapes)
         if found is not None and found.confirmed:
             return found, guess
         if found is not None and (likely is None or likely[1] is None):
@@ -149,7 +146,10 @@ def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Explan
         if long and not getattr(row, "stored", False):
             continue
         if (row.shapes or not shapes) and (row.part or not part):
-            yield from row.find(case)
+            try:
+                yield from row.find(case)
+            except AprfmtError as error:
+                case.context.leave(row.causes, case.key, error)
 
 
 def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
@@ -244,11 +244,12 @@ def explained(
     base: Model | None,
     pairs: Sequence[TensorPair],
     results: Sequence[TensorDiff],
-) -> list[TensorDiff]:
+) -> tuple[list[TensorDiff], list[NotTried]]:
     """Return the records, with an explanation for every pair that differs and can be read.
 
     Of a role that differs in many layers a few pairs are tried alone. If nothing is found for them
-    that is theirs alone, all layers are looked at together first.
+    that is theirs alone, all layers are looked at together first. An explanation that cannot be
+    tried (a tensor that it reads is damaged) is in the second list, and the others go on.
     """
     context = PairContext(a, b, base, {row.key: row for row in results})
     made = list(results)
@@ -265,7 +266,8 @@ def explained(
         left = [i for i in late if made[i].explanation is None]
         for i in left:
             made[i] = _alone(context, pairs[i], made[i])
-        return _together(context, pairs, made) if left else made
+        made = _together(context, pairs, made) if left else made
+    return made, context.not_tried
 
 
 class FailedAttempts:
@@ -298,8 +300,8 @@ def _alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> TensorDif
             found = explain_pair(pair.a, pair.b, context, row.key)
         elif row.verdict in ("ONLY_IN_A", "ONLY_IN_B"):
             found = renamed(row.key, row.verdict[-1].lower(), context)
-    except AprfmtError:
-        found = None  # no longer readable: the record stays as it was
+    except AprfmtError as error:  # the pair itself is no longer readable
+        context.leave((), row.key, error)
     pair.drop()
     if found is None:
         return row
@@ -311,7 +313,44 @@ def _together(
     context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records with what explains several tensors at once."""
-    made = list(rows)
-    for step in (with_symmetries, with_joined, with_folds, with_padding, with_derived):
-        made = step(context, pairs, made)
-    return made
+    from aprfmt.causes.tensor.table import JOINT
+
+    made = {row.key: row for row in rows}
+    by_key = {pair.key: pair for pair in pairs}
+    for hypothesis in JOINT:
+        for group in _groups(hypothesis, context, by_key, made):
+            try:
+                found = group()
+            except AprfmtError as error:
+                context.leave(hypothesis.causes, "", error)
+                continue
+            for key, one in found.items():
+                cause = one.cause if one.confirmed else made[key].cause
+                made[key] = replace(made[key], explanation=one, cause=cause)
+    return [made[row.key] for row in rows]
+
+
+def _groups(
+    hypothesis: JointHypothesis,
+    context: PairContext,
+    pairs: Mapping[str, TensorPair],
+    rows: Mapping[str, TensorDiff],
+) -> Iterator[Group]:
+    try:
+        yield from hypothesis.find(context, pairs, rows)
+    except AprfmtError as error:
+        context.leave(hypothesis.causes, "", error)
+
+
+def not_tried_lines(not_tried: Sequence[NotTried]) -> list[str]:
+    """Return what could not be tried in sentences: those of one reason are one, with a count."""
+    groups: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for one in not_tried:
+        groups.setdefault((one.causes, one.why), []).append(one.key)
+    said = []
+    for (causes, why), keys in groups.items():
+        where = list(dict.fromkeys(filter(None, keys)))
+        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        of = f" of {where[0]}{more}" if where else ""
+        said.append(f"not tried: {', '.join(causes) or 'any explanation'}{of}: {why}")
+    return said

@@ -7,7 +7,8 @@ the other side's, the function is equal. If the partner does not undo the factor
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
-from aprfmt.errors import AprfmtError
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, noise
 from aprfmt.measure.records import Explanation, TensorDiff
@@ -154,28 +155,23 @@ class Fold:
     kept: tuple[str, ...] = ()  # readers that are equal as they are: they undo nothing
 
 
-def with_folds(
-    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
-) -> list[TensorDiff]:
-    """Return the records; tensors whose factors were moved get that as explanation."""
-    made = {row.key: row for row in rows}
-    by_key = {pair.key: pair for pair in pairs}
+def layers(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield the layers with a tensor that nothing explains, and what stands outside of layers."""
     if not context.hyper:
-        return list(rows)
+        return
     starts = {"": None} | {
-        f"L{layer}.": None for key in made for layer, _ in [split_key(key)] if layer is not None
+        f"L{layer}.": None for key in rows for layer, _ in [split_key(key)] if layer is not None
     }
     for start in starts:
-        if not any(row.unexplained(ALONE) for key, row in made.items() if _home(key) == start):
-            continue
-        try:
-            found = _of_layer(Layer(context, start, by_key))
-        except AprfmtError:
-            continue  # the records already say that a tensor cannot be read
-        for key, explanation in found.items():
-            if made[key].unexplained(ALONE):
-                made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
-    return [made[row.key] for row in rows]
+        if any(row.unexplained(ALONE) for key, row in rows.items() if _home(key) == start):
+            yield partial(_open_in_layer, Layer(context, start, pairs), rows)
+
+
+def _open_in_layer(layer: Layer, rows: Mapping[str, TensorDiff]) -> dict[str, Explanation]:
+    found = _of_layer(layer)
+    return {key: one for key, one in found.items() if rows[key].unexplained(ALONE)}
 
 
 def _home(key: str) -> str:
@@ -345,3 +341,13 @@ def _kept(layer: Layer, changed: set[str]) -> dict[str, Explanation]:
                     layer.distance(role, layer.a[role] * factor), True,
                 )  # fmt: skip
     return found
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        tuple(row.name for row in CAUSE_ROWS),
+        layers,
+        430,
+        "factors of rows and columns, before weights that are only related",
+    ),
+)

@@ -6,8 +6,9 @@ another checkpoint. So the rows of all parts are matched together. One order for
 where they moved too, the biases is one finding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +18,9 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import fused_layouts
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.permutation import FOUND
 from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
-from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.records import Explanation, TensorDiff
 from aprfmt.measure.row_reader import Reader
@@ -71,22 +72,14 @@ class RowOrder:
     more: tuple[str, ...] = ()
 
 
-def with_joined(
-    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
-) -> list[TensorDiff]:
-    """Return the records; fused tensors in another order get that as explanation."""
-    made = {row.key: row for row in rows}
-    by_key = {pair.key: pair for pair in pairs}
-    layers = sorted({layer for key in made for layer, _ in [split_key(key)] if layer is not None})
+def families(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield the tensors that a file may hold fused, of each layer."""
+    layers = sorted({layer for key in rows for layer, _ in [split_key(key)] if layer is not None})
     for family in FAMILIES:
         for layer in layers:
-            try:
-                found = _of_layer(context, by_key, made, family, layer)
-            except AprfmtError:
-                continue  # the records already say that a tensor cannot be read
-            for key, explanation in found.items():
-                made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
-    return [made[row.key] for row in rows]
+            yield partial(_of_layer, context, pairs, rows, family, layer)
 
 
 def _of_layer(
@@ -254,3 +247,10 @@ def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[st
                 after.relative, True,
             )  # fmt: skip
     return found
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        ("fused_order", "row_offset"), families, 420, "an order of rows, before factors of them"
+    ),
+)

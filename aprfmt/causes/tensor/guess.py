@@ -1,6 +1,6 @@
 """A row of the hypotheses about a pair of tensors, and the guess that it makes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,10 +8,13 @@ from aprfmt.causes.row import LAST
 from aprfmt.measure.records import Explanation
 
 if TYPE_CHECKING:
+    from aprfmt.causes.tensor.context import PairContext
     from aprfmt.causes.tensor.differing_pair import Unequal
     from aprfmt.codecs.base import Array
+    from aprfmt.measure.alignment import TensorPair
+    from aprfmt.measure.records import TensorDiff
 
-__all__ = ["Explanation", "Guess", "PairHypothesis", "Take"]
+__all__ = ["Explanation", "Group", "Guess", "JointHypothesis", "PairHypothesis", "Take"]
 
 # Arrays made of arrays: values [n, columns] of row numbers, or other values of values.
 Take = Callable[["Array"], "Array"]
@@ -57,3 +60,23 @@ class PairHypothesis:
     shapes: bool = False
     part: bool = False
     stored: bool = False
+
+
+# Tensors to look at together, such as those of a layer: called, it gives what explains each by key.
+Group = Callable[[], "Mapping[str, Explanation]"]
+
+
+@dataclass(frozen=True, slots=True)
+class JointHypothesis:
+    """One row about several tensors together: the causes it can find, and its function.
+
+    The function takes the context, the pairs and the records by key, and yields groups. Records
+    change as groups are explained. Rows are tried by `rank` after those of single pairs.
+    """
+
+    causes: tuple[str, ...]
+    find: Callable[
+        ["PairContext", "Mapping[str, TensorPair]", "Mapping[str, TensorDiff]"], "Iterator[Group]"
+    ]
+    rank: int = LAST
+    because: str = "offered by another package"

@@ -1,13 +1,14 @@
 """Rows behind the vocabulary: an embedding and a head that one side pads to a round number."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import noise
@@ -34,28 +35,26 @@ ROLES = ("token_embd.weight", "output.weight", "output.bias")
 STEP = 1 << 20  # values compared at a time
 
 
-def with_padding(
-    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
-) -> list[TensorDiff]:
-    """Return the records; a padded embedding and head get that as explanation, or neither does."""
-    made = {row.key: row for row in rows}
+def tables(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield the embedding and the head of other shapes: both are padded, or neither is."""
+    chosen = [pairs[key] for key in ROLES if key in pairs and rows[key].verdict == "SHAPE_DIFFERS"]
+    yield partial(_both_padded, context, [pair for pair in chosen if pair.a and pair.b])
+
+
+def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str, Explanation]:
     found: dict[str, Explanation] = {}
-    chosen = [pair for pair in pairs if pair.key in ROLES and pair.a and pair.b
-              and made[pair.key].verdict == "SHAPE_DIFFERS"]  # fmt: skip
     for pair in chosen:
         assert pair.a is not None and pair.b is not None
         try:
             explanation = _padded(context, pair.key, pair.a, pair.b)
-        except AprfmtError:
-            return list(rows)
         finally:
             pair.drop()
         if explanation is None:
-            return list(rows)
+            return {}
         found[pair.key] = explanation
-    for key, explanation in found.items():
-        made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
-    return [made[row.key] for row in rows]
+    return found
 
 
 def _padded(context: PairContext, key: str, a: View, b: View) -> Explanation | None:
@@ -104,3 +103,10 @@ def _filled(side: Reader, start: int) -> str:
     if bool((values == values[0]).all()):
         return "one row again and again"
     return "of their own values, which make logits of ids that stand for nothing"
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        ("padded_vocabulary",), tables, 440, "rows of tables alone, whatever explains the layers"
+    ),
+)
