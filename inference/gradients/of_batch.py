@@ -76,10 +76,10 @@ class BatchGradients:
         """Where and in which arithmetic they were computed: `torch:cpu:float64`."""
         return f"torch:{self.device}:{self.dtype}"
 
-    @property
+    @cached_property
     def keys(self) -> Collection[str]:
         """The parameters that have a gradient, by role key."""
-        return (*self.by_role, *self.factors)
+        return {**self.by_role, **self.factors}.keys()
 
     def gradient(self, key: str) -> Array:
         """Return dL/dW of a parameter, float64 in the shape of the role. Raises KeyError."""
@@ -107,7 +107,13 @@ class PointGradients:
         return self._wanted is None or key_name(point, layer) in self._wanted
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Hold a tensor of numbers; one that depends on no leaf becomes one itself."""
+        """Hold a tensor of numbers; one that depends on no leaf becomes one itself.
+
+        Of the chosen experts there is no gradient: their ids are a value.
+        """
+        if point == "experts" and torch.is_grad_enabled():
+            ids = self._backend.to_numpy(x)
+            self.values.setdefault(key_name(point, layer), []).append(ids)
         if not (isinstance(x, torch.Tensor) and x.is_floating_point() and torch.is_grad_enabled()):
             return x
         if x.requires_grad:
@@ -254,19 +260,21 @@ def batch_gradients(
     pairs: Sequence[AdapterPair] = (),
     reduction: Reduction = "tokens",
     activations: Activations = "all",
+    backend: GradientBackend | None = None,
 ) -> BatchGradients:
     """Return the loss of a batch and its gradients.
 
     `points` are the capture points (keys) whose gradients are wanted besides, None for all.
     `trained` are the stored names of the parameters that train; None: all, or with `pairs`, the
     LoRA pairs of an adapter, none but these. `activations`: `layer` holds those of one layer at a
-    time and runs every layer twice. Raises UsageError for a batch without labels, and ArchError
-    for a model that cannot be run.
+    time and runs every layer twice. `backend` is used in place of `device` and `dtype`.
+
+    Raises UsageError for a batch without labels, and ArchError for a model that cannot be run.
     """
     refuse_to_run(model.resolution, model.path)
     refuse_to_predict(model.spec, str(model.path))
     parts = documents(batch, reduction)
-    backend = GradientBackend(device, dtype)
+    backend = GradientBackend(device, dtype) if backend is None else backend
     made, leaves, factors = prepare(model, backend, trained, pairs)
     if points is None or points:
         made.recorder = PointGradients(points, backend)
@@ -286,7 +294,7 @@ def batch_gradients(
     made.weights.close()
     scored = sum(int((each.labels >= 0).sum()) for each in parts)
     return BatchGradients(
-        loss, scored, by_role, adapter, keys, tuple(unreached), found, values, dtype,
+        loss, scored, by_role, adapter, keys, tuple(unreached), found, values, backend.dtype,
         backend.device, dict(model.roles),
     )  # fmt: skip
 
