@@ -37,23 +37,19 @@ class Leaves:
         self._model = model
         self.leaves: dict[str, torch.Tensor] = {}
         for role, view in model.roles.items():
-            if trained is not None and not trained.intersection(view.names):
-                continue  # frozen: the pass places it itself
+            frozen = trained is not None and not trained.intersection(view.names)
             if backend.device == "meta":
                 leaf = backend.zeros(view.shape)
+            elif frozen:
+                continue  # the pass places it itself
             else:
                 leaf = backend.array(_floats(view.numpy()))
-            leaf = leaf.detach().clone().requires_grad_()
-            self.leaves[role] = leaf
+            if not frozen:
+                leaf = leaf.detach().clone().requires_grad_()
+                self.leaves[role] = leaf
             weights.holder.replace(role, backend, leaf)
-            if len(view.shape) > 1:
-                for i, part in enumerate(leaf.unbind() if _is_stack(role, view) else ()):
-                    weights.holder.replace(f"{role}[{i}]", backend, part)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the leaves; their gradients take as many."""
-        return sum(leaf.numel() * leaf.element_size() for leaf in self.leaves.values())
+            for i, part in enumerate(leaf.unbind() if _is_stack(role, view) else ()):
+                weights.holder.replace(f"{role}[{i}]", backend, part)
 
     def gradients(self) -> dict[str, Array]:
         """Return the gradients that there are by role key, float64 on the host; let go of them.

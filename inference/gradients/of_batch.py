@@ -76,10 +76,10 @@ class BatchGradients:
         """Where and in which arithmetic they were computed: `torch:cpu:float64`."""
         return f"torch:{self.device}:{self.dtype}"
 
-    @property
+    @cached_property
     def keys(self) -> Collection[str]:
         """The parameters that have a gradient, by role key."""
-        return (*self.by_role, *self.factors)
+        return {**self.by_role, **self.factors}.keys()
 
     def gradient(self, key: str) -> Array:
         """Return dL/dW of a parameter, float64 in the shape of the role. Raises KeyError."""
@@ -95,7 +95,7 @@ class PointGradients:
     def __init__(self, wanted: Collection[str] | None, backend: GradientBackend) -> None:
         self._wanted = None if wanted is None else frozenset(wanted)
         self._backend = backend
-        self._held: dict[str, torch.Tensor] = {}
+        self.held: dict[str, torch.Tensor] = {}
         self.points: dict[str, list[Array]] = {}
         self.values: dict[str, list[Array]] = {}
 
@@ -107,23 +107,29 @@ class PointGradients:
         return self._wanted is None or key_name(point, layer) in self._wanted
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Hold a tensor of numbers; one that depends on no leaf becomes one itself."""
+        """Hold a tensor of numbers; one that depends on no leaf becomes one itself.
+
+        Of the chosen experts there is no gradient: their ids are a value.
+        """
+        if point == "experts" and torch.is_grad_enabled():
+            ids = self._backend.to_numpy(x)
+            self.values.setdefault(key_name(point, layer), []).append(ids)
         if not (isinstance(x, torch.Tensor) and x.is_floating_point() and torch.is_grad_enabled()):
             return x
         if x.requires_grad:
             x.retain_grad()
         else:
             x = x.detach().requires_grad_()
-        self._held[key_name(point, layer)] = x
+        self.held[key_name(point, layer)] = x
         return x
 
     def finish(self) -> None:
         """Take the gradients of the pass that has ended; a point without one does not count."""
-        for key, x in self._held.items():
+        for key, x in self.held.items():
             if x.grad is not None:
                 self.points.setdefault(key, []).append(x.grad.double().cpu().numpy())
                 self.values.setdefault(key, []).append(x.detach().double().cpu().numpy())
-        self._held.clear()
+        self.held.clear()
 
     def joined(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return gradients and values by key, the documents' rows one after the other.
@@ -199,7 +205,7 @@ class Pass:
         total: torch.Tensor | None = None
         wanted: list[torch.Tensor | None] = []
         for stage in range(stages - 1, -1, -1):
-            given = _fresh(entering.pop())
+            given = fresh(entering.pop())
             self.rebuild()
             out = self.run(document.ids, rows, Span(stage, stage + 1, given), record=True)
             if total is None:
@@ -208,17 +214,17 @@ class Pass:
             else:
                 pairs = [
                     (x, grad)
-                    for x, grad in zip(_tensors(out), wanted, strict=True)
+                    for x, grad in zip(tensors_of(out), wanted, strict=True)
                     if grad is not None and x.requires_grad
                 ]
                 if pairs:
                     torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
-            wanted = [x.grad for x in _tensors(given)]
+            wanted = [x.grad for x in tensors_of(given)]
         assert total is not None
         return total
 
 
-def _fresh(entering: Any) -> Any:
+def fresh(entering: Any) -> Any:
     """Return what enters a stage as leaves of a graph of its own."""
 
     def leaf(x: torch.Tensor) -> torch.Tensor:
@@ -232,7 +238,7 @@ def _fresh(entering: Any) -> Any:
     return None if entering is None else leaf(entering)
 
 
-def _tensors(carried: Any) -> list[torch.Tensor]:
+def tensors_of(carried: Any) -> list[torch.Tensor]:
     """Return the tensors that pass between two stages, in an order that both sides share."""
     if carried is None:
         return []
@@ -254,19 +260,21 @@ def batch_gradients(
     pairs: Sequence[AdapterPair] = (),
     reduction: Reduction = "tokens",
     activations: Activations = "all",
+    backend: GradientBackend | None = None,
 ) -> BatchGradients:
     """Return the loss of a batch and its gradients.
 
     `points` are the capture points (keys) whose gradients are wanted besides, None for all.
     `trained` are the stored names of the parameters that train; None: all, or with `pairs`, the
     LoRA pairs of an adapter, none but these. `activations`: `layer` holds those of one layer at a
-    time and runs every layer twice. Raises UsageError for a batch without labels, and ArchError
-    for a model that cannot be run.
+    time and runs every layer twice. `backend` is used in place of `device` and `dtype`.
+
+    Raises UsageError for a batch without labels, and ArchError for a model that cannot be run.
     """
     refuse_to_run(model.resolution, model.path)
     refuse_to_predict(model.spec, str(model.path))
     parts = documents(batch, reduction)
-    backend = GradientBackend(device, dtype)
+    backend = GradientBackend(device, dtype) if backend is None else backend
     made, leaves, factors = prepare(model, backend, trained, pairs)
     if points is None or points:
         made.recorder = PointGradients(points, backend)
@@ -286,7 +294,7 @@ def batch_gradients(
     made.weights.close()
     scored = sum(int((each.labels >= 0).sum()) for each in parts)
     return BatchGradients(
-        loss, scored, by_role, adapter, keys, tuple(unreached), found, values, dtype,
+        loss, scored, by_role, adapter, keys, tuple(unreached), found, values, backend.dtype,
         backend.device, dict(model.roles),
     )  # fmt: skip
 
