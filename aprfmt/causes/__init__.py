@@ -61,7 +61,9 @@ class CauseTable(Mapping[str, Cause]):
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is a cause of this name."""
-        return name in self._known or name in _every()
+        if name in self._known:
+            return True
+        return isinstance(name, str) and (_imported(name) is not None or name in _every())
 
 
 def _imported(name: str) -> Cause | None:
