@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from aprfmt.causes import modules_of
 from aprfmt.errors import AprfmtError
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
@@ -19,7 +21,18 @@ from tests.training.gradient_faults import (
     report_of,
     right_gradients,
 )
-from tests.training.steps import EMBED, HEAD, gradients, right, save, save_arrays, stepped, weights
+from tests.training.steps import (
+    EMBED,
+    HEAD,
+    LR,
+    WD,
+    gradients,
+    right,
+    save,
+    save_arrays,
+    stepped,
+    weights,
+)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -46,6 +59,28 @@ def test_a_wrong_gradient_is_named_where_it_is(fault: GradientFault, tmp_path: P
     found = report.causes[0]
     assert (len(found.roles), found.level) == (fault.tensors, fault.level)
     assert fault.says in found.says
+
+
+@pytest.mark.parametrize("part", [EMBED, HEAD])
+def test_one_part_of_a_tied_gradient_is_named(part: str, tmp_path: Path) -> None:
+    parts = right_gradients()
+    both = {name: each for name, each in parts.items() if name != HEAD}
+    both[EMBED] = parts[EMBED] + parts[HEAD]
+    report = report_of(tmp_path, both | {EMBED: parts[part]}, right=both)
+    assert [(one.cause, one.level) for one in report.causes] == [("gradient_tied", "explained")]
+    whole = report_of(tmp_path / "right", both, right=both)
+    assert whole.causes == () and whole.exit_code == 0
+
+
+def test_every_cause_of_a_step_has_its_fault() -> None:
+    """Those of adapters and of tied tables stand in tests of their own."""
+    seeded = {fault.cause for fault in (*FAULTS, *GRADIENT_FAULTS)} - {"", "nonfinite"}
+    rows = {
+        row.name
+        for module in modules_of("training")
+        for row in getattr(import_module(module), "CAUSE_ROWS", ())
+    }
+    assert seeded | {"adapter_half_frozen", "adapter_frozen", "gradient_tied"} == rows
 
 
 @pytest.mark.parametrize("name", GRADIENT_INNOCENTS)
@@ -176,3 +211,36 @@ def test_names_of_trainers_are_known(wrapped: str, files: dict[str, Path], tmp_p
     grads = save_arrays(tmp_path / "g.npz", g)
     report = explain_step(files["before"], after=files["after"], grads=[grads], optimizer=STATED)
     assert report.exit_code == 0
+
+
+# --- files of torch -----------------------------------------------------------------------------
+
+
+def test_the_state_that_torch_saves_is_read_by_its_names(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Settings are those of its groups; parameters are named there, or told by their shapes."""
+    import torch
+
+    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
+    optimizer = torch.optim.AdamW(list(held.items()), lr=LR, weight_decay=WD)
+    for name, parameter in held.items():
+        parameter.grad = torch.from_numpy(gradients(1)[name])
+    optimizer.step()
+    after = {name: parameter.detach().numpy() for name, parameter in held.items()}
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    torch.save({name: p.grad for name, p in held.items()}, tmp_path / "grads.pt")
+    stepped_to = save(tmp_path / "after", after, "F32")
+    report = explain_step(
+        files["before"],
+        after=stepped_to,
+        optimizer_state=tmp_path / "state.pt",
+        grads=[tmp_path / "grads.pt"],
+    )
+    assert report.exit_code == 0 and report.counts["agrees"] == 21
+    assert report.optimizer == f"adamw:lr={LR:g},b1=0.9,b2=0.999,eps=1e-08,wd={WD:g},step=1"
+    state = optimizer.state_dict()
+    del state["param_groups"][0]["param_names"]
+    torch.save(state, tmp_path / "numbers.pt")
+    with pytest.raises(AprfmtError, match=r"numbers.pt: names its parameters by numbers"):
+        explain_step(files["before"], after=stepped_to, optimizer_state=tmp_path / "numbers.pt")
