@@ -287,6 +287,12 @@ def later(**more: Any) -> Made:
     return Made(steps[2], f"adamw:lr={LR},wd={WD}", before=steps[1], state=state, **more)
 
 
+def by_state(**settings: Any) -> Made:
+    """Return a third step with the state of it."""
+    steps, state = torch_steps(lambda t, p: adamw(t, p, **settings), 3)
+    return Made(steps[2], f"adamw:lr={LR},wd={WD}", before=steps[1], state=state)
+
+
 INNOCENTS: dict[str, Callable[[], Made]] = {
     "AdamW, sizes": lambda: Made(torch_steps(adamw)[0][0]),
     "AdamW, sizes, no step said": lambda: Made(torch_steps(adamw)[0][0], f"adamw:lr={LR},wd={WD}"),
@@ -303,6 +309,10 @@ INNOCENTS: dict[str, Callable[[], Made]] = {
         torch_steps(adamw, clip=CLIP)[0][0], f"{STATED},clip={CLIP}", grads=gradients(1)),
     "AdamW by one loop": lambda: given(
         torch_steps(lambda t, p: adamw(t, p, foreach=False))[0][0]),
+    "clipped, and not said": lambda: Made(
+        torch_steps(adamw, clip=1.0, scale=100.0)[0][0], STATED,
+        grads={name: g * np.float32(100) for name, g in gradients(1).items()}),
+    "amsgrad by its state": lambda: by_state(amsgrad=True),
     "bfloat16 beside float32, sizes": lambda: Made(
         finer(torch_steps(adamw)[0][0]), encoding="BF16"),
     "bfloat16 beside float32": lambda: given(finer(torch_steps(adamw)[0][0]), encoding="BF16"),

@@ -78,7 +78,11 @@ def right_gradients() -> Values:
 
 
 def report_of(
-    folder: Path, given: Values, encoding: str = "F32", right: Values | None = None
+    folder: Path,
+    given: Values,
+    encoding: str = "F32",
+    right: Values | None = None,
+    trained_in: str | None = None,
 ) -> StepReport:
     """Return what is said of gradients that a trainer gave for the tiny model.
 
@@ -90,7 +94,9 @@ def report_of(
         names = {row.key: row.names[0] for row in pair_parameters(model, None).rows}
     grads = save_arrays(folder / "grads.npz", given)
     computed = Computed(right_gradients() if right is None else right, names)
-    return explain_step(before, grads=(grads,), computed=computed, facts=Setting().facts)
+    return explain_step(
+        before, grads=(grads,), computed=computed, facts=Setting().facts, trained_in=trained_in
+    )
 
 
 def times(factor: float, *names: str) -> Callable[[Values], Values]:

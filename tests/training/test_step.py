@@ -18,6 +18,7 @@ from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
     GradientFault,
+    noisy,
     report_of,
     right_gradients,
 )
@@ -59,6 +60,13 @@ def test_a_wrong_gradient_is_named_where_it_is(fault: GradientFault, tmp_path: P
     found = report.causes[0]
     assert (len(found.roles), found.level) == (fault.tensors, fault.level)
     assert fault.says in found.says
+
+
+def test_rounding_of_few_bits_is_open_until_it_is_said(tmp_path: Path) -> None:
+    """Float32 files whose trainer computed in bfloat16: no alarm, and no verdict before that."""
+    given = noisy(1e-2)(right_gradients())
+    assert report_of(tmp_path, given).exit_code == 2
+    assert report_of(tmp_path / "said", given, trained_in="bfloat16").exit_code == 0
 
 
 @pytest.mark.parametrize("part", [EMBED, HEAD])
