@@ -152,7 +152,7 @@ def momentum(after: dict[str, Any], stated: str) -> Made:
     )  # fmt: skip
 
 
-def in_bfloat16(lr: float, wd: float = WD) -> Values:
+def in_bfloat16(lr: float, wd: float = WD, scale: float = 1.0) -> Values:
     """Return a step of torch's AdamW on weights in bfloat16."""
 
     def make(torch: Any, parameters: list[Any]) -> Any:
@@ -160,7 +160,7 @@ def in_bfloat16(lr: float, wd: float = WD) -> Values:
         made.param_groups[0]["weight_decay"] = wd
         return made
 
-    return torch_steps(make, dtype="bfloat16")[0][0]
+    return torch_steps(make, dtype="bfloat16", scale=scale)[0][0]
 
 
 def frozen(*names: str) -> Values:
@@ -262,6 +262,9 @@ FAULTS = (
     StepFault("swallowed", "update_rounded_away", lambda: Made(
         in_bfloat16(1e-5), "adamw:lr=1e-5,wd=0.1,step=1", grads=gradients(1), encoding="BF16"),
         ALL - NORMS),
+    StepFault("swallowed, of a large gradient", "update_rounded_away", lambda: Made(
+        in_bfloat16(1e-5, scale=100.0), "adamw:lr=1e-5,wd=0.1,step=1", encoding="BF16",
+        grads={name: g * np.float32(100) for name, g in gradients(1).items()}), ALL - NORMS),
     StepFault("swallowed, sizes", "update_rounded_away", lambda: Made(
         in_bfloat16(2e-5), "adamw:lr=2e-5,wd=0.1,step=1", encoding="BF16"), ALL - NORMS),
     StepFault("decay swallowed", "decay_rounded_away", lambda: Made(

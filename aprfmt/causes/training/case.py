@@ -310,8 +310,7 @@ class StepGuess:
     """A mistake with its numbers filled in: the recipe that would have made this step.
 
     `recipe` None: the statement is not about the rule, and `holds` says whether it is true of some
-    elements. `free` numbers were read from the elements: others have to judge them. `whole`: it is
-    judged on all elements together, in their order.
+    elements. `free` numbers were read from the elements: others have to judge them.
     """
 
     cause: str
@@ -319,7 +318,6 @@ class StepGuess:
     recipe: Recipe | None = None
     free: int = 0
     holds: Callable[[StepCase], bool] | None = None
-    whole: bool = False
 
     def right(self, case: StepCase) -> bool:
         """Say whether it gives the elements of a case."""
