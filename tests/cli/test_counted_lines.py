@@ -9,7 +9,7 @@ import pytest
 from aprfmt.base.protocols import Note
 from aprfmt.checks import check_runner
 from aprfmt.checks.records import LISTED, Finding, Result
-from aprfmt.cli import diff
+from aprfmt.cli import diff, render
 from aprfmt.cli.diff import FINDINGS
 from aprfmt.cli.inspect import summary
 from aprfmt.cli.parity import output as parity_output
@@ -120,7 +120,7 @@ def test_the_reference_is_named_and_runs_are_numbered_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(parity_output.render, "say", lambda text, style="": said.append(text))
+    monkeypatch.setattr(render, "say", lambda text, style="": said.append(text))
     runs = [SimpleNamespace(via=None, unknown=None, points=7, ran=name, requested=name)
             for name in ("numpy", "torch", "cupy")]  # fmt: skip
     found: Any = SimpleNamespace(
