@@ -20,7 +20,7 @@ _COUNTS = (
 
 _COUNT = re.compile(r"\{([0-9]*)(,?)([0-9]*)\}")
 # What means something else to the library than to Python: fuzzy matching, and POSIX classes.
-_OTHERWISE = re.compile(r"(?<!\\)\{(?![0-9,]+\})|\[[:=.]")
+_OTHERWISE = re.compile(r"(?<!\\)\{(?![0-9,]+\})|\[:\^?[A-Za-z_]+:\]")
 
 
 def matches_start(pattern: str, name: str) -> bool:
@@ -42,9 +42,7 @@ def _compiled(pattern: str) -> Callable[[str], bool]:
         raise CodecError(f"pattern {pattern!r} has a brace that is no count, or a class by name")
     found = _COUNT.findall(pattern)
     if math.prod(max(int(least or 1), int(most or 1), 1) for least, _, most in found) > _COUNTS:
-        raise CodecError(
-            f"pattern {pattern!r} repeats more than {_COUNTS} times, counts multiplied"
-        )
+        raise CodecError(f"pattern {pattern!r} has counts whose product is over {_COUNTS}")
     try:
         re.compile(pattern)
         compiled = regex.compile(pattern)
