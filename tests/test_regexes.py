@@ -73,3 +73,13 @@ _READ = (r"(a)\1", "(?i)A", "(?<!b)a", r"a\{1", "a{,3}b", "a{2,}", "[.:]?a", "[=
 @pytest.mark.parametrize("name", ["aab", "a{1", "A", "b"])
 def test_what_python_reads_is_read(pattern: str, name: str) -> None:
     assert matches_start(pattern, name) is (re.match(pattern, name) is not None)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"[\d]", r"[^\d]", r"[\s_]", r"[^\w-]", r"[a-f\D]", "[^a-f]", "[xz]", "x", "[^x]", "."],
+)
+def test_one_character_as_pythons_own_engine(pattern: str) -> None:
+    for char in "".join(map(chr, range(128))) + "é٣\u2028":
+        expected = re.fullmatch(pattern, char) is not None
+        assert matches_start(rf"{pattern}\Z", char) is expected, repr(char)
