@@ -15,7 +15,7 @@ from aprfmt.measure.alignment import Alignment, TensorPair, align, in_turn
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import own_part, own_values
 from aprfmt.measure.prefetch import Beforehand
-from aprfmt.measure.records import Explanation, FieldDiff, Image, TensorDiff
+from aprfmt.measure.records import FieldDiff, Image, TensorDiff
 from aprfmt.measure.texts import SideVerdicts, beside, generation, lacking_tokenizer, template_lines
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import Kind, NotCompared, ledger, not_compared
@@ -24,16 +24,7 @@ from aprfmt.model.relations import of_file
 if TYPE_CHECKING:
     from aprfmt.measure.requantization import Oracle
 
-__all__ = [
-    "DiffReport",
-    "Explanation",
-    "FieldDiff",
-    "Finding",
-    "Image",
-    "TensorDiff",
-    "diff",
-    "diff_models",
-]
+__all__ = ["DiffReport", "FieldDiff", "Finding", "Image", "TensorDiff", "diff", "diff_models"]
 
 # Verdicts that the hypotheses are asked about.
 EXPLAINED = ("DIFFERENT", "SHAPE_DIFFERS", "ONLY_IN_A", "ONLY_IN_B")

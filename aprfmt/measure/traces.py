@@ -93,7 +93,7 @@ class TraceDiff:
     not_checked: tuple[str, ...] = ()  # what neither side says, so that it was taken on trust
     other_rows: tuple[str, ...] = ()  # points of other positions or counts: no verdict
     left: tuple[NotCompared, ...] = ()  # arrays of both that are no point
-    unequal: tuple[str, ...] = ()  # what ranks of a dump should hold alike and do not
+    unequal_ranks: tuple[str, ...] = ()  # what ranks of a dump should hold alike and do not
 
     @property
     def compared(self) -> int:
@@ -111,7 +111,7 @@ class TraceDiff:
         why = {point.key: point.why for point in self.points}
         apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
         counts = {"points": (self.compared, len(self.points))}
-        differs = bool(self.unequal) or (self.first is not None and not apart)
+        differs = bool(self.unequal_ranks) or (self.first is not None and not apart)
         return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)))
 
     def to_json(self) -> dict[str, object]:
@@ -123,7 +123,7 @@ class TraceDiff:
             "only_in_b": list(self.only_in_b),
             "not_checked": list(self.not_checked),
             "other_rows": list(self.other_rows),
-            "unequal_ranks": list(self.unequal),
+            "unequal_ranks": list(self.unequal_ranks),
             "points": [asdict(point) for point in self.points],
         }
 

@@ -42,13 +42,3 @@ CERTAINTIES: dict[Certainty, str] = {
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the verdict of several together: the worst; without any, that nothing differs."""
     return max(verdicts, key=list(VERDICTS).index, default="same")
-
-
-def certainty_of(confirmed: bool, reached: Certainty | None) -> Certainty:
-    """Return how sure a cause is; `reached` is what was done, None where `confirmed` says it.
-
-    What is not confirmed is explained where the change was made in part, else located.
-    """
-    if confirmed:
-        return reached or "confirmed"
-    return "explained" if reached == "explained" else "located"

@@ -1,17 +1,18 @@
 """Whether a recipe gives the weights after a step, and which mistake does where it does not."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
 from aprfmt.causes.training.clipping import clip_factor
-from aprfmt.causes.training.lost_updates import arrived, swallowed
+from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
+from aprfmt.causes.training.lost_updates import CHANCE, arrived, swallowed
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
 from aprfmt.causes.training.step_size import measured_factor
-from aprfmt.causes.training.table import UPDATES
-from aprfmt.measure.encoding_noise import UNIT
+from aprfmt.causes.training.table import GRADIENTS, UPDATES
+from aprfmt.measure.encoding_noise import UNIT, spacing
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.report import Judged
 from aprfmt.training.update import pieces
@@ -38,6 +39,7 @@ class Held:
     step: int = 0
     after: bool = True
     others: Mapping[str, float] = field(default_factory=dict)
+    idle: bool = False  # it has no gradient in this step: A of a pair whose B is zero
 
     @property
     def noise(self) -> float:
@@ -70,7 +72,7 @@ class Judgement:
 
     verdict: Judged
     why: str = ""
-    guesses: tuple[StepGuess, ...] = ()
+    guesses: tuple[StepGuess | GradientGuess, ...] = ()
     whole: bool = False
     step: float | None = None
     decay: float | None = None
@@ -100,11 +102,24 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     if signs and recipe.step is None and not recipe.row.sizes == "every step":
         if sample.coarse or not _concentrated(sample, fits[0][1]):
             return Judgement("not compared", _lacking(recipe))
+    if signs and not _steps(sample, fits) and not held.idle:
+        return Judgement("not compared", "makes no step, and no gradient says whether it should")
     for one, fit in fits:
         if fit.right and not swallowed(sample, fit.update.whole):
             found = _judged_whole(parameter, one, held, signs, fit)
             return replace(found, decays_all=_decays_all(recipe, one, sample, fits))
     return _explained(parameter, fits[0][0], held, sample, fits[0][1])
+
+
+def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
+    """Say whether any element does more than decay, or none can be expected to be seen to."""
+    if case.coarse:
+        width = spacing(case.before, case.encodings[1])
+        if float((fits[0][0].lr / width).sum()) < CHANCE:
+            return True
+    return all(
+        bool((np.abs(case.change - fit.update.decay) > case.rounding).any()) for _, fit in fits
+    )
 
 
 def _one_size(recipe: Recipe) -> bool:
@@ -294,6 +309,25 @@ def _explained(
     return Judgement(
         "differs", why, tuple(found), sample.shape is not None, size, rate, share, sample.signs
     )
+
+
+def judge_gradient(case: GradientCase) -> Judgement:
+    """Return whether a trainer's gradient is the one computed here, and the mistakes that give it.
+
+    A number that is fitted is found on one half of the elements and judged on the other.
+    """
+    if case.right:
+        return Judgement("agrees", whole=True)
+    first, second = case.half(0), case.half(1)
+    found: list[StepGuess | GradientGuess] = []
+    for row in GRADIENTS:
+        for guess in row.find(case if row.whole else first):
+            if guess.free and second.given.size < ENOUGH * guess.free:
+                continue
+            if guess.right(case) and (row.whole or guess.right(second)):
+                found.append(guess)
+    why = f"the gradient is {case.distance:.3g} from the one computed here"
+    return Judgement("differs", why, tuple(found), True)
 
 
 def share_given(parameter: Parameter, guess: StepGuess, held: Held, signs: bool) -> float:

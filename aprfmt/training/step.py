@@ -3,23 +3,35 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
+from aprfmt.causes.training.case import COARSE, StepGuess
+from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import CALLED, OPTIMIZERS, Recipe, changed, parse_recipe
 from aprfmt.errors import UsageError
+from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.named_causes import Effect, NamedCause, name_cause, named
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
-from aprfmt.training.judge import Held, Judgement, judge_update, share_given
+from aprfmt.tensors.view import View
+from aprfmt.training import ComputedGradients
+from aprfmt.training.judge import Held, Judgement, judge_gradient, judge_update, share_given
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep
-from aprfmt.training.saved_arrays import OptimizerState, SavedArrays, open_gradients, open_state
+from aprfmt.training.saved_arrays import (
+    OptimizerState,
+    SavedArrays,
+    hyper_of,
+    open_gradients,
+    open_state,
+)
 from aprfmt.training.update import CHUNK, Sums, pieces, same_bytes
 
 
@@ -31,6 +43,8 @@ def explain_step(
     grads: Sequence[Path | str] = (),
     optimizer: str | None = None,
     optimizer_state: Path | str | None = None,
+    computed: "ComputedGradients | None" = None,
+    facts: "BatchNumbers | None" = None,
     rename: Sequence[Rename] = (),
     arch: str | None = None,
     accept: Collection[str] = (),
@@ -41,6 +55,8 @@ def explain_step(
     `model` is the checkpoint before the step (with `adapter`: the base below it), `after` the one
     after it. `grads` are files of the gradients of the step, `optimizer` is the recipe
     (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` what the trainer saved of it after the step.
+    `computed` are the gradients of the step's batch, computed here, and `facts` the numbers of that
+    batch, for what a factor between the two may come of.
     Raises UsageError where there is nothing to compare, or where a file is of another model.
     """
     if after is None and not grads:
@@ -63,7 +79,9 @@ def explain_step(
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename)
-        step = _Step(before, found.rows, given, state, optimizer, progress)
+        step = _Step(
+            before, found.rows, given, state, optimizer, progress, computed, facts or BatchNumbers()
+        )
         return replace(
             step.report(later is not None),
             model=str(model),
@@ -72,6 +90,27 @@ def explain_step(
             left=(*found.left, *step.left),
             accept=tuple(accept),
         )
+
+
+@dataclass(frozen=True)
+class BatchNumbers:
+    """Numbers of a batch by what they are, and the ids of its tokens."""
+
+    counts: Mapping[str, float] = field(default_factory=dict)
+    tokens: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A given gradient held against a computed one; `why` says what stood against it."""
+
+    facts: ArrayFacts | None = None  # of the computed one
+    distance: float | None = None
+    found: Judgement | None = None
+    why: str = ""
+
+
+CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip to
 
 
 @dataclass
@@ -84,11 +123,15 @@ class _Step:
     state: OptimizerState | None
     optimizer: str | None
     progress: Callable[[int, int], None] | None
+    computed: ComputedGradients | None
+    facts: BatchNumbers
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
         self.left: list[NotCompared] = []
         self.gradients: dict[str, ArrayFacts] = {}
+        self.compared: dict[str, _Compared] = {}
+        self.pairs = pairs_of(self.parameters)
         self.recipe = self._recipe()
         for saved, kind in ((self.given, "gradient"),):
             names = () if saved is None else saved.unplaced
@@ -111,6 +154,7 @@ class _Step:
         stored = {row.key: row.names for row in self.parameters}
         causes = [
             *_nonfinite(rows, stored),
+            *self._frozen_factors(rows, judged, stored),
             *self._causes(rows, judged, stored, norm),
             *_unknown(rows, judged, stored),
         ]
@@ -122,7 +166,9 @@ class _Step:
             None if self.recipe is None else self.recipe.text(),
             tuple(rows),
             tuple(causes),
-            norms=Norms(norm),
+            norms=Norms(norm, self._computed_norm()),
+            loss=None if self.computed is None else self.computed.loss,
+            computed_on=None if self.computed is None else self.computed.how,
             notes=tuple(self.notes),
         )
 
@@ -172,23 +218,57 @@ class _Step:
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
         if self.state is None or self.recipe is None or self.recipe.step is None:
-            return Held(gradient, others=others)
+            return Held(gradient, others=others, idle=self._idle(parameter))
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
         steps = self.recipe.step if self.state.steps is None else self.state.steps
         after = steps == self.recipe.step
         return Held(gradient, first, second, steps, after, others)
 
+    def _idle(self, parameter: Parameter) -> bool:
+        """Say whether a parameter is A of a pair whose B is zero before the step.
+
+        The gradient of A is B times something, that of B is A times something.
+        """
+        other = self.pairs.get(parameter.key)
+        return parameter.key.endswith(".lora_a") and other is not None and is_zero(other.before)
+
     # --- one parameter ---------------------------------------------------------------------
 
     def _measure_gradients(self) -> float | None:
-        """Return the norm over all given gradients, and keep the facts of each."""
+        """Return the norm over all given gradients; keep the facts of each, and its verdict."""
+        for parameter in self.parameters:
+            place = None if self.given is None else self.given.placed.get(parameter.key)
+            if self.given is not None and place is not None:
+                self.gradients[parameter.key] = facts_of(self.given.values(parameter, place))
+            if self.computed is not None:
+                self.compared[parameter.key] = self._compared(parameter, self.computed)
         if self.given is None:
             return None
-        for parameter in self.parameters:
-            if (place := self.given.placed.get(parameter.key)) is None:
-                continue
-            self.gradients[parameter.key] = facts_of(self.given.values(parameter, place))
-        return float(np.sqrt(sum(row.norm**2 for row in self.gradients.values())))
+        norm = float(np.sqrt(sum(row.norm**2 for row in self.gradients.values())))
+        self._accept_clipping(norm)
+        return norm
+
+    def _accept_clipping(self, norm: float) -> None:
+        """Take gradients for right that are the computed ones, clipped to a norm that is usual."""
+        held = [one.found for one in self.compared.values() if one.found is not None]
+        before = self._computed_norm()
+        bounds = (
+            *CLIPS,
+            *(() if self.recipe is None or not self.recipe.clip else (self.recipe.clip,)),
+        )
+        bound = next((each for each in bounds if abs(norm - each) <= 1e-3 * each), None)
+        if bound is None or before is None or norm >= before or not held:
+            return
+        causes = [{guess.cause for guess in one.guesses} for one in held]
+        if not all("gradient_factor" in each for each in causes):
+            return
+        for key, one in self.compared.items():
+            if one.found is not None:
+                agreed = Judgement("agrees", whole=True)
+                self.compared[key] = replace(one, found=agreed)
+        self.notes.append(
+            f"the gradients are those of after clipping to the norm {bound:g}; it was {before:.4g}"
+        )
 
     def _explained(
         self, parameter: Parameter, updates: bool, norm: float | None
@@ -211,17 +291,73 @@ class _Step:
             gradient,
             update=sums.facts() if paired else None,
         )
-        if not paired:
-            return replace(row, why="there is no checkpoint of after the step"), None
-        if self.recipe is None:
-            return replace(row, why="no --optimizer says what the step was to do"), None
+        one = self.compared.get(parameter.key, _Compared())
+        wrong = one.found
+        row = replace(row, computed=one.facts, distance=one.distance, why=one.why)
+        if wrong is not None:
+            row = replace(row, verdict=wrong.verdict, why=wrong.why)
         if gradient is not None and gradient.nonfinite:
             why = f"its gradient holds {gradient.nonfinite} NaN or infinite numbers"
             return replace(row, verdict="differs", why=why), None
+        if not paired:
+            why = row.why or "no batch says its gradient, and no checkpoint is of after the step"
+            return replace(row, why=why if row.verdict == "not compared" else row.why), wrong
+        if self.recipe is None:
+            if row.verdict == "differs":
+                return row, wrong
+            why = row.why or "no --optimizer says what the step was to do"
+            return replace(row, verdict="not compared", why=why), wrong
         found = judge_update(parameter, self.recipe, self._held(parameter, norm))
         assert row.update is not None
         update = replace(row.update, step=found.step, decay=found.decay, arrived=found.arrived)
-        return replace(row, update=update, verdict=found.verdict, why=found.why), found
+        row = replace(row, update=update)
+        if row.verdict == "differs" and found.verdict != "differs":
+            return row, wrong
+        if one.why and found.verdict == "agrees":  # the gradient could not be compared
+            return replace(row, verdict="not compared"), found
+        guesses = (*(() if wrong is None else wrong.guesses), *found.guesses)
+        row = replace(row, verdict=found.verdict, why=found.why)
+        return row, replace(found, guesses=guesses)
+
+    def _compared(self, parameter: Parameter, computed: ComputedGradients) -> "_Compared":
+        """Return a parameter's given gradient held against the computed one."""
+        key = parameter.key
+        if key not in computed.keys:
+            return _Compared(why="no gradient of it was computed here")
+        values = computed.gradient(key)
+        found = _Compared(facts_of(values), why="no gradient of it was given")
+        place = None if self.given is None else self.given.placed.get(key)
+        if self.given is None or place is None:
+            return found
+        rows = matrix_shape(parameter.before.shape)
+        given = self.given.values(parameter, place).astype(np.float64).reshape(rows)
+        if not np.isfinite(given).all():
+            return replace(found, why="")
+        noise = self.given.reader(parameter)
+        coarse = parameter.before.encoding in COARSE or (
+            noise is not None and noise.noise >= UNIT["F16"]
+        )
+        case = GradientCase(
+            key,
+            given,
+            values.astype(np.float64).reshape(rows),
+            coarse,
+            self._sizes(),
+            self.facts.counts,
+            self.facts.tokens,
+        )
+        return _Compared(found.facts, case.distance, judge_gradient(case))
+
+    def _computed_norm(self) -> float | None:
+        """Return the norm over all computed gradients, None without any."""
+        known = [one.facts.norm for one in self.compared.values() if one.facts is not None]
+        return float(np.sqrt(sum(each**2 for each in known))) if known else None
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the hyperparameters that cut rows into heads and experts."""
+        hyper = hyper_of(self.model)
+        names = ("n_heads", "n_kv_heads", "n_experts", "tied_embeddings")
+        return {name: int(hyper[name]) for name in names if isinstance(hyper.get(name), int)}
 
     def _causes(
         self,
@@ -242,7 +378,7 @@ class _Step:
                     if (each.cause, each.says) == (one.cause, one.says)
                 )
                 share, size = 1.0, float(np.prod(known[key].before.shape))
-                if not judged[key].whole:
+                if isinstance(guess, StepGuess) and not judged[key].whole:
                     held = self._held(known[key], norm)
                     share = share_given(known[key], guess, held, judged[key].signs)
                     known[key].drop()
@@ -259,6 +395,47 @@ class _Step:
             yield name_cause(
                 one.cause, says, one.keys, stored, level=level, share=share, effect=effect
             )
+
+    def _frozen_factors(
+        self,
+        rows: list[TensorStep],
+        judged: Mapping[str, Judgement],
+        stored: Mapping[str, Sequence[str]],
+    ) -> Iterator[NamedCause]:
+        """Yield factors of LoRA pairs that did not move where the others say that they should."""
+        moved = {row.key: bool(row.update and row.update.moved) for row in rows if row.update}
+        moved = {key: moves for key, moves in moved.items() if key in self.pairs}
+        some = {end for key, moves in moved.items() if moves for end in [key[-7:]]}
+        half, whole = [], []
+        for key, moves in moved.items():
+            other = self.pairs[key].key
+            known = key in judged and judged[key].guesses
+            if moves or other not in moved or known:
+                continue
+            if moved[other]:
+                # A beside a B of zero has no gradient. Where no A moves, that may be meant so.
+                if not self._idle_key(key) and (key.endswith(".lora_b") or ".lora_a" in some):
+                    half.append(key)
+            elif some:
+                whole.append(key)
+        for cause, keys, says, level in (
+            ("adapter_half_frozen", half, "did not move, and the other factor did", "explained"),
+            (
+                "adapter_frozen",
+                whole,
+                "neither factor moved, and those of other pairs did",
+                "located",
+            ),
+        ):
+            if keys:
+                at = {row.key: number for number, row in enumerate(rows)}
+                for key in keys:
+                    rows[at[key]] = replace(rows[at[key]], verdict="differs", why=says)
+                text = f"{named(keys)} - {says}"
+                yield name_cause(cause, text, keys, stored, level=level)  # type: ignore[arg-type]
+
+    def _idle_key(self, key: str) -> bool:
+        return key.endswith(".lora_a") and is_zero(self.pairs[key].before)
 
     def _remark(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
         """Note what was found and is no fault; what the type hides was not compared."""
@@ -281,6 +458,23 @@ class _Step:
         every = [key for key, one in judged.items() if one.decays_all]
         if every:
             self.notes.append(f"norms and biases decay, as all weights do: {named(every)}")
+
+
+def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
+    """Return the other factor of each factor of a LoRA pair, by key."""
+    known = {row.key: row for row in parameters}
+    found = {}
+    for key in known:
+        for end, other in ((".lora_a", ".lora_b"), (".lora_b", ".lora_a")):
+            partner = key.removesuffix(end) + other
+            if key.endswith(end) and partner in known:
+                found[key] = known[partner]
+    return found
+
+
+def is_zero(view: View) -> bool:
+    """Say whether a weight is zero in every element."""
+    return not any(np.any(values) for _, _, values in view.chunks(CHUNK))
 
 
 def _settings(state: OptimizerState) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -255,6 +256,6 @@ def test_a_run_that_waits_for_the_folders_lock_sleeps(
             holder.close()
 
         monkeypatch.setattr(temporary_files, "LOCK_SECONDS", 1)
-        monkeypatch.setattr(temporary_files.time, "sleep", sleep)
+        monkeypatch.setattr(time, "sleep", sleep)
         with temporary_files.lock_folder(tmp_path):
             assert slept and min(slept) > 0

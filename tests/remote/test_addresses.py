@@ -7,6 +7,7 @@ of hosts that IDNA refuses, a token with characters that no header holds.
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from aprfmt.errors import RemoteError
 from aprfmt.remote import client
@@ -70,7 +71,7 @@ def test_a_token_that_is_none_is_named_by_its_place(
     else:
         path = tmp_path / "token"
         path.write_text(token)
-        monkeypatch.setenv("HF_TOKEN_PATH", str(path))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(path))
         place = str(path)
     done = command("inspect", "hf://someone/m")
     assert done.code == 2 and f"the token of {place} holds characters" in done.err

@@ -184,4 +184,5 @@ def stepped(rule: Rule, only: tuple[str, ...] = (), before: Values | None = None
 
 def right(w: NDArray[Any], g: NDArray[Any], lr: float = LR, wd: float = WD) -> NDArray[Any]:
     """Return AdamW's first step."""
-    return -lr * g / (np.abs(g) + EPS) - (lr * wd * w if w.ndim > 1 else 0)
+    found: NDArray[Any] = -lr * g / (np.abs(g) + EPS) - (lr * wd * w if w.ndim > 1 else 0)
+    return found

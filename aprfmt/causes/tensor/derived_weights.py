@@ -19,11 +19,13 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, noise, noise_of
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import named
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.records import TensorDiff
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def models(
 
 def _of_model(
     context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     matrices = [row for row in rows if row.shape_a is not None and len(row.shape_a) > 1
                 and row.shape_a == row.shape_b]  # fmt: skip
     open_ = [row for row in matrices if _open(row)]
@@ -194,7 +196,7 @@ def _explained(
     pairs: Mapping[str, TensorPair],
     matrices: Sequence[TensorDiff],
     changes: Sequence[MatrixChange],
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
         found = _merged(pairs, matrices, low)
@@ -257,15 +259,15 @@ def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
     return own == whole and len(own) >= FEW
 
 
-def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Explanation:
+def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Finding:
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
-    return Explanation(cause, (change.key,), (text, line), change.size, None, True, "located")
+    return make_finding(cause, (change.key,), (text, line), change.size, None, None)
 
 
 def _merged(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[MatrixChange]
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     """Return the explanation of differences of low rank: of all targets, or of some only."""
     keys, in_order = {change.key for change in low}, [change.key for change in low]
     roles = {split_key(key)[1] for key in keys}
@@ -314,10 +316,10 @@ def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
     return whole == touched and whole in (every[: len(whole)], every[-len(whole) :])
 
 
-def _partly(change: MatrixChange, text: str, sure: bool) -> Explanation:
+def _partly(change: MatrixChange, text: str, sure: bool) -> Finding:
     line = f"rank {change.rank}, {change.size:.3g} of the norm"
-    return Explanation(
-        "partial_merge", (change.key,), (text, line), change.size, 0.0, sure, "located"
+    return make_finding(
+        "partial_merge", (change.key,), (text, line), change.size, 0.0, None, confirmed=sure
     )
 
 
@@ -335,7 +337,7 @@ def _shards(
 
 def _with_vectors(
     by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     """Return the explanations where vectors alone differ: a training of norms or biases only.
 
     All of some kinds in some layers differ, by what is no function of their own values, and their
@@ -385,7 +387,7 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
     return MatrixChange(pair.key, 0, size, related, plain)
 
 
-def _vectors(rows: Sequence[TensorDiff], like: Explanation) -> dict[str, Explanation]:
+def _vectors(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
     """Return the same explanation for the vectors that differ and that nothing explains."""
     return {
         row.key: replace(

@@ -20,18 +20,17 @@ from aprfmt.causes.tensor.context import NotTried, PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
 from aprfmt.causes.tensor.guess import Group, Guess, JointHypothesis
 from aprfmt.causes.tensor.other_tensors import renamed
-from aprfmt.causes.tensor.proof import proves
+from aprfmt.causes.tensor.proof import made_on, make_finding, prove_guess
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import Reader, SomeRows
-from aprfmt.measure.verdicts import Certainty
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
 
-__all__ = ["Explanation", "PairContext", "explain_pair", "explained"]
+__all__ = ["PairContext", "explain_pair", "explained"]
 
-MOST = 0.5  # of the values a change has to give to be called explained
 TRIED = 6  # guesses applied to whole tensors, per pair
 PART = 0.5  # at most this share of rows differs: then they are also examined alone
 PART_ROWS = 1 << 12
@@ -42,7 +41,7 @@ DENSE = 0.3  # at a smaller distance not all values were misread
 REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # not combined
 
 
-def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Explanation | None:
+def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Finding | None:
     """Return the first hypothesis that makes two differing tensors equal, or the likeliest one.
 
     `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
@@ -52,7 +51,7 @@ def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Expla
         return _explain(a, b, context, key)
 
 
-def _explain(a: View, b: View, context: PairContext, key: str) -> Explanation | None:
+def _explain(a: View, b: View, context: PairContext, key: str) -> Finding | None:
     first, second = Reader(a), Reader(b)
     if not first.size or not second.size:
         return None
@@ -65,7 +64,7 @@ def _explain(a: View, b: View, context: PairContext, key: str) -> Explanation | 
     return _with_numbers(case, _of_values(case))
 
 
-def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | None:
+def _with_numbers(case: Unequal, found: Finding | None) -> Finding | None:
     """Add the places where only one side is not finite to an explanation.
 
     NaN and infinities are explained only by a transformation that gives exactly the same bits or
@@ -80,7 +79,10 @@ def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | Non
         # Made on all values, it gives the same NaN and infinities and the same other values.
         count = f"{odd.alone} value{' is' if odd.alone == 1 else 's are'} not finite then"
         evidence = (f"{found.evidence[0]}: {count}", *found.evidence[1:], odd.says())
-        return replace(found, cause="nonfinite", evidence=evidence)
+        return replace(
+            found, cause="nonfinite", verdict=CAUSES["nonfinite"].verdict, says=evidence[0],
+            evidence=evidence,
+        )  # fmt: skip
     says: tuple[str, ...]
     says = (
         f"{odd.side} is not finite where the other side is, or holds another such value",
@@ -94,12 +96,11 @@ def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | Non
     if found is not None and found.cause != "stale_tensor":
         says = (*says, f"{found.cause}, which is not confirmed:", *found.evidence)
     after = case.before.rest if equal else None
-    return Explanation(
-        "nonfinite", (case.key,), says, case.before.relative, after, equal, "located"
-    )
+    before = case.before.relative
+    return make_finding("nonfinite", (case.key,), says, before, after, None, confirmed=equal)
 
 
-def _of_values(case: Unequal) -> Explanation | None:
+def _of_values(case: Unequal) -> Finding | None:
     found = _tried(case)
     if found is None or not found[0].confirmed:
         part = _of_part(case)
@@ -110,7 +111,7 @@ def _of_values(case: Unequal) -> Explanation | None:
     return _compound(case, found) or _reread(case) or (None if found is None else found[0])
 
 
-Tried = tuple[Explanation, Guess | None]
+Tried = tuple[Finding, Guess | None]
 
 
 def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried | None:
@@ -118,7 +119,7 @@ def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried 
     likely: Tried | None = None
     budget = TRIED
     for guess in _guesses(case, shapes, part):
-        if isinstance(guess, Explanation):
+        if isinstance(guess, Finding):
             if guess.confirmed:
                 return guess, None
             likely = likely or (guess, None)
@@ -138,7 +139,7 @@ def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried 
     return likely
 
 
-def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Explanation]:
+def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Finding]:
     from aprfmt.causes.tensor.table import TABLE
 
     long = case.a.columns == 1 and case.a.rows > LONG
@@ -152,7 +153,7 @@ def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Explan
                 case.context.leave(row.causes, case.key, error)
 
 
-def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
+def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Finding | None:
     """Apply a guess to the whole tensors (or its rows); None if the distance hardly improves."""
     after = case.distance(guess.left, guess.right, guess.rows, guess.slack)
     before = None if shapes else case.before.relative
@@ -176,12 +177,10 @@ def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
     # Of values that were equal as stored nothing is shown.
     spoken = after.count if before is None else min(after.count, case.before.changed)
     share = 1.0 if equal else max(0.0, 1.0 - after.changed / max(1, spoken))
-    reached: Certainty | None = "explained" if share >= MOST else "located"
-    if equal and (guess.constant or proves(case, guess, spoken)):
-        reached = None
-    elif equal:
+    proof = prove_guess(case, guess, spoken, share)
+    if equal and not proof.judged:
         says = (*says, "too few values judge it")
-    return Explanation(guess.cause, where, says, before, after.relative, equal, reached, share)
+    return make_finding(guess.cause, where, says, before, after.relative, proof, confirmed=equal)
 
 
 def _of_part(case: Unequal) -> Tried | None:
@@ -204,7 +203,7 @@ def _of_part(case: Unequal) -> Tried | None:
     return replace(found[0], evidence=evidence, residual_before=case.before.relative), None
 
 
-def _compound(case: Unequal, found: Tried | None) -> Explanation | None:
+def _compound(case: Unequal, found: Tried | None) -> Finding | None:
     """Explain the rest that a helpful guess leaves; the evidence then has both causes."""
     if found is None or found[1] is None:
         return None
@@ -215,14 +214,15 @@ def _compound(case: Unequal, found: Tried | None) -> Explanation | None:
     if second is None or not second[0].confirmed:
         return None
     said = (*found[0].evidence, f"then {second[0].cause}:", *second[0].evidence)
-    reached: Certainty | None = None if second[0].certainty == "confirmed" else "explained"
+    # Both together give all of it, and what judges the second judges them.
+    proof = replace(second[0].proof or made_on(case.before.changed), share=1.0)
     return replace(
         found[0], evidence=said, residual_after=second[0].residual_after, confirmed=True,
-        reached=reached, share=1.0,
+        proof=proof,
     )  # fmt: skip
 
 
-def _reread(case: Unequal) -> Explanation | None:
+def _reread(case: Unequal) -> Finding | None:
     """Explain a side's bytes read as another type, together with moved elements."""
     if case.before.relative < DENSE:
         return None
@@ -232,6 +232,8 @@ def _reread(case: Unequal) -> Explanation | None:
             return replace(
                 found[0],
                 cause=cause,
+                says=text,
+                verdict=CAUSES[cause].verdict,
                 evidence=(text, f"then {found[0].cause}:", *found[0].evidence),
                 residual_before=case.before.relative,
             )

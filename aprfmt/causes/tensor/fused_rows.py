@@ -20,9 +20,11 @@ from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.permutation import FOUND
+from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ def _of_layer(
     rows: Mapping[str, TensorDiff],
     family: FusedRoles,
     layer: int,
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     weights = _case(context, pairs, family.of("weight"), layer)
     biases = _case(context, pairs, family.of("bias"), layer)
     order = _order(context, rows, family, weights)
@@ -228,10 +230,10 @@ def segments(pool: JoinedRows, at: "Array") -> str:
     return "rows of B, by those of A: " + "; ".join(said) + more
 
 
-def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[str, Explanation]:
+def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[str, Finding]:
     """Return an explanation for every part that the order changes; {} if it does not fit."""
     assert isinstance(case.a, JoinedRows) and isinstance(case.b, JoinedRows)
-    found: dict[str, Explanation] = {}
+    found: dict[str, Finding] = {}
     if len(order.at) != case.a.rows:
         return {}
     for i, key in enumerate(case.a.keys):
@@ -242,9 +244,11 @@ def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[st
         if not after.equal(slack):
             return {}
         if before.changed and before.relative > slack:
-            found[key] = Explanation(
+            # A row of the order is a number that was found on the row.
+            proof = prove_values(case.b.take(rows[:FEW]), after.count, len(rows), slack)
+            found[key] = make_finding(
                 order.cause, (key,), (order.says, *order.more, *more), before.relative,
-                after.relative, True,
+                after.relative, proof,
             )  # fmt: skip
     return found
 

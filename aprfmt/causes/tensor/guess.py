@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.causes.row import LAST
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aprfmt.measure.alignment import TensorPair
     from aprfmt.measure.records import TensorDiff
 
-__all__ = ["Explanation", "Group", "Guess", "JointHypothesis", "PairHypothesis", "Take"]
+__all__ = ["Finding", "Group", "Guess", "JointHypothesis", "PairHypothesis", "Take"]
 
 # Arrays made of arrays: values [n, columns] of row numbers, or other values of values.
 Take = Callable[["Array"], "Array"]
@@ -29,7 +29,7 @@ class Guess:
     concerns, None for all. `slack` is the relative L2 distance that counts as equal. `constant`
     says that the statement itself is that one value stands everywhere: any other guess that gives
     a single value explains nothing. `free` counts the numbers that were read from the values: as
-    many differing ones again have to judge them (`proof.py`).
+    many differing ones again have to judge them (`measure/proofs.py`).
     """
 
     cause: str
@@ -54,7 +54,7 @@ class PairHypothesis:
     """
 
     causes: tuple[str, ...]
-    find: Callable[["Unequal"], "Iterator[Guess | Explanation]"]
+    find: Callable[["Unequal"], "Iterator[Guess | Finding]"]
     rank: int = LAST
     because: str = "offered by another package"
     shapes: bool = False
@@ -63,7 +63,7 @@ class PairHypothesis:
 
 
 # Tensors to look at together, such as those of a layer: called, it gives what explains each by key.
-Group = Callable[[], "Mapping[str, Explanation]"]
+Group = Callable[[], "Mapping[str, Finding]"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
@@ -139,7 +141,7 @@ def _of_layer(
     rows: Mapping[str, TensorDiff],
     symmetry: Symmetry,
     layer: int,
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     """Return the explanations of a layer's tensors; {} unless all of them moved together."""
     start = f"L{layer}."
     here = {key.removeprefix(start): pair for key, pair in pairs.items() if key.startswith(start)}
@@ -248,7 +250,7 @@ def _fit_together(orders: "Mapping[str, Array]") -> bool:
 
 def _equal(
     case: Unequal, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
-) -> Explanation | None:
+) -> Finding | None:
     """Return the explanation if the order makes the whole tensor equal."""
     b = case.b
 
@@ -264,9 +266,10 @@ def _equal(
     moved = np.flatnonzero(order != np.arange(len(order)))
     shown = ", ".join(f"{unit} {i} of A is {int(order[i])} of B" for i in moved[:3].tolist())
     more = f"{len(moved)} of {len(order)} {unit}s moved" + (f": {shown}" if shown else "")
-    return Explanation(
+    sample = b.take(np.arange(min(b.rows, FEW)))
+    return make_finding(
         symmetry.cause, (case.key,), (symmetry.says, more), case.before.relative,
-        after.relative, True,
+        after.relative, prove_values(sample, after.count, len(order), slack),
     )  # fmt: skip
 
 

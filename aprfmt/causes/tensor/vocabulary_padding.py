@@ -9,11 +9,13 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import wide
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import Reader
 from aprfmt.tensors import norms
 from aprfmt.tensors.view import View
@@ -43,8 +45,8 @@ def tables(
     yield partial(_both_padded, context, [pair for pair in chosen if pair.a and pair.b])
 
 
-def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str, Explanation]:
-    found: dict[str, Explanation] = {}
+def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str, Finding]:
+    found: dict[str, Finding] = {}
     for pair in chosen:
         assert pair.a is not None and pair.b is not None
         try:
@@ -57,7 +59,7 @@ def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str
     return found
 
 
-def _padded(context: PairContext, key: str, a: View, b: View) -> Explanation | None:
+def _padded(context: PairContext, key: str, a: View, b: View) -> Finding | None:
     """Compare the rows that both have; None if they differ, or if ids reach the others."""
     first, second = Reader(a), Reader(b)
     if first.columns != second.columns or first.rows == second.rows:
@@ -82,7 +84,9 @@ def _padded(context: PairContext, key: str, a: View, b: View) -> Explanation | N
     says = f"{label} has {more} more rows behind the {few} that both have and that are equal"
     ids = f"the tokenizer has {max(known)} ids" if known else "neither side has a tokenizer"
     line = f"{ids}; the rows behind are {_filled(large, few)}"
-    return Explanation("padded_vocabulary", (key,), (says, line), None, worst, True)
+    both = first.take(np.arange(min(few, FEW)))
+    proof = prove_values(both, few * first.columns, 0, slack)
+    return make_finding("padded_vocabulary", (key,), (says, line), None, worst, proof)
 
 
 def _pieces(model: "Model") -> int | None:
