@@ -14,7 +14,7 @@ import pytest
 from aprfmt.causes.forward.shards import ROLES as SUMS
 from aprfmt.causes.forward.shards import role_of
 from aprfmt.errors import FormatError
-from aprfmt.inference.engines.dump_names import place_of
+from aprfmt.base.dump_names import place_of
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
 from aprfmt.inference.record import Record
