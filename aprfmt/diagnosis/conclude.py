@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from aprfmt.diagnosis.found import Evidence, PointRow
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
+from aprfmt.measure.tolerances import DISCRETE
 
 GAIN = 3.0  # gains (out / in) worth reporting
 
@@ -23,7 +24,7 @@ def rounding(
     """
     elsewhere = {key for finding in found if finding.level == "capture" for key in finding.where}
     rows = [row for row in points if row.key not in elsewhere and _size(row) is not None]
-    rows = [row for row in rows if row.point not in ("experts", "router_margin")]
+    rows = [row for row in rows if row.point not in DISCRETE]
     if not rows:
         return None
     worst = max(rows, key=lambda row: _size(row) or 0.0)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
-Level = Literal["identity", "config", "tensor", "forward", "capture"]
+Level = Literal["identity", "config", "tensor", "forward", "capture", "gradient", "update"]
 Verdict = Literal["same", "precision", "bug", "not_comparable"]
 Certainty = Literal["located", "explained", "confirmed"]
 
@@ -14,6 +14,8 @@ LEVELS: dict[Level, str] = {
     "tensor": "stored bytes, then values",
     "forward": "the forward pass, point by point in execution order",
     "capture": "where and on which rows the values were taken",
+    "gradient": "the gradients of a batch, parameter by parameter",
+    "update": "what a training step did to each weight",
 }
 
 # In the order in which several together are one: the last of them, which is the worst.
