@@ -8,7 +8,6 @@ from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
-from aprfmt.diagnosis.coverage import CoverageText
 from aprfmt.measure.findings import Confidence, Finding
 from aprfmt.measure.named_causes import NamedCause
 from aprfmt.measure.nonfinite import NonFinite
@@ -33,6 +32,31 @@ EXIT: Mapping[DivergenceKind, int] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
 DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
+
+
+@dataclass(frozen=True)
+class Touched:
+    """The hyperparameters and role keys of a finding; empty where a pass reads none of it."""
+
+    hyper: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+@dataclass
+class CoverageText:
+    """Sentences for the report; those of `not_reached` end with how to reach it, where one can."""
+
+    run: list[str] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
+    not_reached: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Return plain data."""
+        return {
+            "run": list(dict.fromkeys(self.run)),
+            "compared_not_run": list(dict.fromkeys(self.compared)),
+            "not_reached": list(dict.fromkeys(self.not_reached)),
+        }
 
 
 @dataclass(frozen=True, slots=True)
