@@ -11,6 +11,7 @@ from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.configuration_keys import mending_words
 from aprfmt.diagnosis.packing_keys import mending_key
 from aprfmt.diagnosis.sides import Side
+from aprfmt.diagnosis.tokenizer_keys import own_tokens, tokenizer_words
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
@@ -20,6 +21,7 @@ from aprfmt.measure.named_causes import (
     MISLABELLED,
     TRAINED,
     convert_again,
+    joined_sets,
     matrix_encodings,
     own_part,
     own_values,
@@ -129,8 +131,21 @@ def closer(asked: StepParts, finding: Finding) -> str:
 
 
 def tokens(asked: StepParts, finding: Finding) -> str:
-    """Look at the tokenizers."""
-    return f"aprfmt diff {asked.pair} --only tokenizer"
+    """Set A's keys in a copy of B, or write B anew from A; without either, look at the tokenizers.
+
+    B's own tokens are not thrown away, nor are weights that were trained with them.
+    """
+    a, b = asked.a.model, asked.b.model
+    seen = f"aprfmt diff {asked.pair} --only tokenizer"
+    if a is None or b is None or finding.certainty == "located":
+        return seen
+    words = tokenizer_words(a, b, finding.where)
+    if words:
+        return set_values(asked.b.path, words)
+    if words is None:
+        return seen
+    made = "" if own_tokens(a, b) else again(asked, finding)
+    return made if made.startswith(MENDS) else seen
 
 
 def distances(asked: StepParts, finding: Finding) -> str:
@@ -194,7 +209,7 @@ def with_next(
 ) -> list[Finding]:
     """Return findings with their next steps; `lengths` are tokens that reach one, by its number.
 
-    What writes B anew from A mends also what a key would.
+    What writes B anew from A mends also what a key would, and keys are set in one command.
     """
     trained = any(finding.cause in TRAINED for finding in findings)
     apart = tuple(
@@ -207,11 +222,10 @@ def with_next(
         for i, one in enumerate(findings)
     ]  # fmt: skip
     anew = {one.next for one in made if _counts(one) and _from(a, one.next)}
-    if len(anew) != 1:
-        return made
-    (command,) = anew
+    keys = [one.next for one in made if _counts(one) and one.next.startswith("aprfmt set ")]
+    command = anew.pop() if len(anew) == 1 else joined_sets(keys)
     return [
-        replace(one, next=command) if _counts(one) and one.next.startswith("aprfmt set ") else one
+        replace(one, next=command) if command and _counts(one) and one.next in keys else one
         for one in made
     ]
 

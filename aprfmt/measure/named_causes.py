@@ -287,6 +287,16 @@ def set_values(b: Path | str, values: Sequence[str], *, in_place: bool = False) 
     return f"aprfmt set {shlex.quote(str(place))} {' '.join(values)} {target}"
 
 
+def joined_sets(commands: Sequence[str]) -> str:
+    """Return commands of `set_values` for one B as one command; "" where they are not that."""
+    parts = [re.fullmatch(r"(aprfmt set \S+) (.*) (-o \S+|--in-place)", each) for each in commands]
+    found = [part.groups() for part in parts if part is not None]
+    if len(found) < len(commands) or len({(begin, end) for begin, _, end in found}) != 1:
+        return ""
+    words = dict.fromkeys(words for _, words, _ in found)
+    return f"{found[0][0]} {' '.join(words)} {found[0][2]}"
+
+
 def own_values(b: "Model") -> dict[str, str]:
     """Return KEY=VALUE of each hyperparameter of which B's own key says another than its tensors.
 
