@@ -72,13 +72,17 @@ def _changes(good: Model, section: Mapping[str, Value]) -> Iterator[Changes]:
             yield apart
     for key, values in _OTHERS.get(str(section.get("quant_method")), {}).items():
         now = section.get(key, _DEFAULTS.get(key))
-        yield from ({(key,): value} for value in values if value != now)
+        yield from (_one((key,), value) for value in values if value != now)
     for name, claims in CLAIMS.items():
         if name in section:
-            yield from ({(name,): value} for value in claims if value != section[name])
+            yield from (_one((name,), value) for value in claims if value != section[name])
     sizes = list(_stated(section, "group_size"))
     for size in GROUPS if sizes else ():
         yield dict.fromkeys(sizes, size)
+
+
+def _one(key: Key, value: Value) -> Changes:
+    return {key: value}
 
 
 def _stated(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterator[Key]:
