@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.base.bounded_regex import MOST, _Matcher, matches_start
+from aprfmt.base.bounded_regex import MOST, _Matcher, _single, matches_start
 from aprfmt.errors import CodecError
 
 _ATOMS = ["a", "b", "c", ".", "[ab]", "[^a]", r"[\d.]", r"\.", r"\d", r"\w", r"[^\s]", "(a|b)",
@@ -48,3 +48,13 @@ def test_what_pythons_engine_never_ends_with_ends(pattern: str) -> None:
 def test_what_is_not_read_is_said(pattern: str, says: str) -> None:
     with pytest.raises(CodecError, match=says):
         matches_start(pattern, "a")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"[\d]", r"[^\d]", r"[\s_]", r"[^\w-]", r"[a-f\D]", "[^a-f]", "[xz]", "x", "[^x]", "."],
+)
+def test_one_character_as_pythons_own_engine(pattern: str) -> None:
+    node = re._parser.parse(pattern).data[0]  # type: ignore[attr-defined]
+    for char in "".join(map(chr, range(128))) + "é٣\u2028":
+        assert _single(node)(char) is (re.fullmatch(pattern, char) is not None), repr(char)

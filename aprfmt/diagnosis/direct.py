@@ -16,6 +16,7 @@ from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.recorded_trace import NO_VALUES, axis_of, fit, near_keys, takes_masks
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.tolerances import BASE, DISCRETE
 from aprfmt.measure.trace_rows import differ, spans
 from aprfmt.measure.trace_view import TraceLike
@@ -254,6 +255,7 @@ def other_rows(pairs: Sequence[PointDiff]) -> Finding | None:
         "capture_rows", f"the traces hold other rows ({rows[0].rows}); these agree",
         "capture", "same", tuple(pair.key for pair in rows), True, rows[0].key,
         max(pair.rel_l2 or 0.0 for pair in rows), None, "the rows both have",
+        proof=unfitted_proof(len(rows)),
     )  # fmt: skip
 
 
@@ -313,6 +315,7 @@ def _elsewhere(
         "capture_point", f"B recorded at another point: {words}; every other point agrees{why}",
         "capture", "same", tuple(says), True, first.key, first.rel_l2, 0.0, first.key,
         {"recorded_as": point, "is": says[first.key], "agrees": agrees},
+        proof=unfitted_proof(len(says)),
     )  # fmt: skip
 
 
@@ -344,7 +347,6 @@ def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:
         tuple(pair.key for pair in alone), sure, first.key, first.rel_l2,
         rest if sure else None, f"{first.key}; after: its other values",
         {"nonfinite": {pair.key: asdict(pair.nonfinite) for pair in alone if pair.nonfinite}}, side,
-        reached="located",
     )  # fmt: skip
 
 

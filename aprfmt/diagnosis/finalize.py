@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from aprfmt.diagnosis.mixing import Share
 from aprfmt.measure.findings import Exercised, Finding
+from aprfmt.measure.proofs import unfitted_proof
 
 
 def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
@@ -24,6 +25,9 @@ def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
     proof = finding.level != "tensor" or finding.cause == "missing_bias"
     removed = shows and finite and not odd and gone and proof and share.alone
     confirmed = removed or (finding.confirmed and (gone or own))
+    if (removed and finding.level == "config") or (removed and finding.cause == "missing_bias"):
+        # The pass with B's value in A's place is B's: nothing was found on the values it gives.
+        finding = replace(finding, proof=finding.proof or unfitted_proof())
     if (finding.verdict == "same" and shows) or (odd and finding.verdict == "precision"):
         finding, confirmed = replace(finding, verdict="bug"), False
     if finding.verdict == "precision" and not finite:

@@ -29,6 +29,7 @@ from aprfmt.diagnosis.probes import (
 from aprfmt.diagnosis.quantities import Quantity, compare
 from aprfmt.inference.probe_ids import LONGEST, MARGIN, reaches
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
@@ -69,6 +70,7 @@ class ModelPair:
                 says = "; ".join(dict.fromkeys(row.says for row in known))
                 levels.findings[i] = replace(
                     finding, cause=EQUIVALENT, verdict=CAUSES[EQUIVALENT].verdict, confirmed=True,
+                    proof=unfitted_proof(len(known)),
                     says=f"{finding.says}; yet {says}",
                 )  # fmt: skip
 

@@ -176,6 +176,7 @@ STEPS: Mapping[str, StepText] = {
 }  # fmt: skip
 LEVELS: Mapping[str, StepText] = {
     "identity": tokens, "config": settings, "tensor": stored, "forward": closer, "capture": nothing,
+    "gradient": nothing, "update": nothing,
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
 
 _MOST = 64  # differing keys that are tried
@@ -91,6 +92,7 @@ def _finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Fin
         "config", "bug", (cause, name, key), away <= bound, "", 1.0, away,
         f"logits of {other}'s weights under {label}'s configuration; before: there are none, "
         f"counted as 1; after: with {other}'s {key}", {key: {other.lower(): value}}, counted=True,
+        proof=unfitted_proof() if away <= bound else None,
     )  # fmt: skip
 
 

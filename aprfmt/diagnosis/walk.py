@@ -9,6 +9,7 @@ import numpy as np
 
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blend import stored_values
+from aprfmt.diagnosis.dumped_ranks import ranks_apart
 from aprfmt.diagnosis.forward import JudgedTrace, common, judged
 from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
@@ -396,11 +397,13 @@ class Walk:
                 finding.cause == other.cause and finding.where == other.where for other in shared
             ):
                 levels.findings.append(finding)
+        unlike = list(ranks_apart(self.traces))
+        levels.findings += unlike
         apart = self.rows_apart
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
             levels.findings.append(apart)
         levels.evidence += conclude.spikes(self.points)
-        if self.judged and self.pair is None and levels.findings:
+        if self.judged and self.pair is None and levels.findings and not unlike:
             passes = [found.examined.after for found in self.judged.values()]
             levels.complete = not any(made.flagged for made in passes)
         broken = direct.not_finite(self.pairs)

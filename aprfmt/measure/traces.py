@@ -20,6 +20,7 @@ from aprfmt.measure.trace_view import (
     backend_name,
     records_ids,
     routed,
+    unequal_ranks,
     unread_arrays,
     weights_between,
 )
@@ -92,6 +93,7 @@ class TraceDiff:
     not_checked: tuple[str, ...] = ()  # what neither side says, so that it was taken on trust
     other_rows: tuple[str, ...] = ()  # points of other positions or counts: no verdict
     left: tuple[NotCompared, ...] = ()  # arrays of both that are no point
+    unequal_ranks: tuple[str, ...] = ()  # what ranks of a dump should hold alike and do not
 
     @property
     def compared(self) -> int:
@@ -109,7 +111,7 @@ class TraceDiff:
         why = {point.key: point.why for point in self.points}
         apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
         counts = {"points": (self.compared, len(self.points))}
-        differs = self.first is not None and not apart
+        differs = bool(self.unequal_ranks) or (self.first is not None and not apart)
         return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)))
 
     def to_json(self) -> dict[str, object]:
@@ -121,6 +123,7 @@ class TraceDiff:
             "only_in_b": list(self.only_in_b),
             "not_checked": list(self.not_checked),
             "other_rows": list(self.other_rows),
+            "unequal_ranks": list(self.unequal_ranks),
             "points": [asdict(point) for point in self.points],
         }
 
@@ -252,6 +255,7 @@ def compare_traces(
         unchecked_tokens(a, b),
         tuple(key for key in keys if _apart(mine.find(key), other.find(key))),
         unread_arrays(a, b),
+        unequal_ranks(a, b),
     )
 
 

@@ -206,7 +206,8 @@ def show_mapped(
         if output_format.answer_format() == "human":
             render.say(verdict.says, style="warn" if verdict.not_compared else "good")
         body = output.trace_to_json(trace) | {"mapping": found, **verdict.to_json()}
-        return finish_trace(trace, body, wanted, against, page.Histograms())
+        failed = int(verdict.exit == 1)  # ranks that should agree do not
+        return finish_trace(trace, body, wanted, against, page.Histograms(), failed)
 
 
 def compare_stored(
@@ -225,14 +226,17 @@ def compare_stored(
 
 def finish_trace(
     trace: "Trace", body: dict[str, object], wanted: TraceOutputs,
-    against: "Callable[[], TraceDiff]", histograms: "Histograms",
+    against: "Callable[[], TraceDiff]", histograms: "Histograms", failed: int = 0,
 ) -> int:  # fmt: skip
-    """Save, print, compare and draw a trace as it is wanted; return the exit code."""
+    """Save, print, compare and draw a trace as it is wanted; return the exit code.
+
+    `failed` is 1 where the trace itself is already known to be wrong.
+    """
     from aprfmt.cli.html_page import add_page
     from aprfmt.cli.trace import output, reference
     from aprfmt.cli.trace.page import render_page
 
-    code, difference = 1 if trace.nonfinite else 0, None
+    code, difference = 1 if trace.nonfinite else failed, None
     body["saved"] = save_trace_files(trace, wanted)
     if wanted.reference is not None:
         difference = against()

@@ -9,8 +9,9 @@ layers. If it was merged into one shard only, the ranks are low there and nothin
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,11 +19,14 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, noise, noise_of
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import named
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.records import TensorDiff
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -57,6 +61,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
+_CAUSES = tuple(row.name for row in CAUSE_ROWS)
 MOST_RANK = 256  # the largest rank looked for
 FIRST = 24  # rank that is looked for first
 FULL = 0.9  # share of a difference outside such a sketch from which its rank is not low
@@ -90,11 +95,16 @@ class MatrixChange:
     of_four: int = 0  # so many of every four values in a row are, where it is the same everywhere
 
 
-def with_derived(
-    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
-) -> list[TensorDiff]:
-    """Return the records; the tensors of a training or a merge get that as explanation."""
-    by_key = {pair.key: pair for pair in pairs}
+def models(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield the whole model: a training or a merge changes many tensors."""
+    yield partial(_of_model, context, pairs, list(rows.values()))
+
+
+def _of_model(
+    context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
+) -> dict[str, Finding]:
     matrices = [row for row in rows if row.shape_a is not None and len(row.shape_a) > 1
                 and row.shape_a == row.shape_b]  # fmt: skip
     open_ = [row for row in matrices if _open(row)]
@@ -102,12 +112,13 @@ def with_derived(
     if not open_:
         return _with_vectors(by_key, rows)
     if few and open_[0].key not in TABLES:
-        return list(rows)
+        return {}
     changes: list[MatrixChange] = []
     for row in open_:
         try:
             found = _change(by_key[row.key])
-        except AprfmtError:
+        except AprfmtError as error:
+            context.leave(_CAUSES, row.key, error)
             continue
         finally:
             by_key[row.key].drop()
@@ -116,11 +127,7 @@ def with_derived(
     made = _explained(context, by_key, matrices, changes)
     if made and next(iter(made.values())).cause == "derived":
         made |= _vectors(rows, next(iter(made.values())))
-    return [
-        replace(row, explanation=made[row.key], cause=made[row.key].cause if made[row.key].confirmed
-                else row.cause) if row.key in made else row
-        for row in rows
-    ]  # fmt: skip
+    return made
 
 
 def _open(row: TensorDiff) -> bool:
@@ -212,7 +219,7 @@ def _explained(
     pairs: Mapping[str, TensorPair],
     matrices: Sequence[TensorDiff],
     changes: Sequence[MatrixChange],
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
         found = _merged(pairs, matrices, low)
@@ -293,15 +300,15 @@ def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
     return own == whole and len(own) >= FEW
 
 
-def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Explanation:
+def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Finding:
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
-    return Explanation(cause, (change.key,), (text, line), change.size, None, True, "located")
+    return make_finding(cause, (change.key,), (text, line), change.size, None, None)
 
 
 def _merged(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[MatrixChange]
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     """Return the explanation of differences of low rank: of all targets, or of some only."""
     keys, in_order = {change.key for change in low}, [change.key for change in low]
     roles = {split_key(key)[1] for key in keys}
@@ -350,10 +357,10 @@ def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
     return whole == touched and whole in (every[: len(whole)], every[-len(whole) :])
 
 
-def _partly(change: MatrixChange, text: str, sure: bool) -> Explanation:
+def _partly(change: MatrixChange, text: str, sure: bool) -> Finding:
     line = f"rank {change.rank}, {change.size:.3g} of the norm"
-    return Explanation(
-        "partial_merge", (change.key,), (text, line), change.size, 0.0, sure, "located"
+    return make_finding(
+        "partial_merge", (change.key,), (text, line), change.size, 0.0, None, confirmed=sure
     )
 
 
@@ -369,8 +376,10 @@ def _shards(
     return found
 
 
-def _with_vectors(by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]) -> list[TensorDiff]:
-    """Return the records where vectors alone differ: a training of norms or biases only.
+def _with_vectors(
+    by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
+) -> dict[str, Finding]:
+    """Return the explanations where vectors alone differ: a training of norms or biases only.
 
     All of some kinds in some layers differ, by what is no function of their own values, and their
     values are related once the mean that norms share is taken away.
@@ -382,22 +391,18 @@ def _with_vectors(by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]) 
     every = {row.key for row in vectors}
     whole = _whole_part(every, [key for key in keys if split_key(key)[0] is not None])
     if len(open_) < FEW or not whole or any(row.unexplained() for row in rows if row not in open_):
-        return list(rows)
+        return {}
     found = [_vector_change(by_key[key]) for key in keys]
     changes = [change for change in found if change is not None]
     if len(changes) < len(open_):
-        return list(rows)
+        return {}
     sizes = sorted(change.size for change in changes)
     text = (
         f"{len(changes)} vectors differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} of their norm, and "
         f"belong to those of the other side (correlation {_floor(min(c.related for c in changes))}"
         f"): trained further: {named(keys)} alone"
     )
-    made = {change.key: _derived(change, text) for change in changes}
-    return [
-        replace(row, explanation=made[row.key], cause=made[row.key].cause) if row.key in made
-        else row for row in rows
-    ]  # fmt: skip
+    return {change.key: _derived(change, text) for change in changes}
 
 
 def _vector_change(pair: TensorPair) -> MatrixChange | None:
@@ -423,7 +428,7 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
     return MatrixChange(pair.key, 0, size, related, plain)
 
 
-def _vectors(rows: Sequence[TensorDiff], like: Explanation) -> dict[str, Explanation]:
+def _vectors(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
     """Return the same explanation for the vectors that differ and that nothing explains."""
     return {
         row.key: replace(
@@ -433,3 +438,8 @@ def _vectors(rows: Sequence[TensorDiff], like: Explanation) -> dict[str, Explana
         for row in rows
         if row.shape_a is not None and len(row.shape_a) == 1 and _open(row)
     }  # fmt: skip
+
+
+HYPOTHESES = (
+    JointHypothesis(_CAUSES, models, 450, "says only that both belong together, at last"),
+)
