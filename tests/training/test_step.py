@@ -10,6 +10,7 @@ import pytest
 
 from aprfmt.causes import modules_of
 from aprfmt.errors import AprfmtError
+from aprfmt.training.memory import estimate_step
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
 from tests.training import adapters
@@ -25,6 +26,7 @@ from tests.training.gradient_faults import (
 from tests.training.steps import (
     EMBED,
     HEAD,
+    HIDDEN,
     LR,
     WD,
     gradients,
@@ -252,3 +254,12 @@ def test_the_state_that_torch_saves_is_read_by_its_names(
     torch.save(state, tmp_path / "numbers.pt")
     with pytest.raises(AprfmtError, match=r"numbers.pt: names its parameters by numbers"):
         explain_step(files["before"], after=stepped_to, optimizer_state=tmp_path / "numbers.pt")
+
+
+def test_memory_is_that_of_a_piece_and_of_the_largest_gradient(files: dict[str, Path]) -> None:
+    """Said from headers; what was measured beside it stands in the benchmark of steps."""
+    plain = estimate_step(files["before"], files["after"])
+    given = estimate_step(files["before"], files["after"], arrays=[files["grads"]])
+    assert plain.parameters == 21
+    assert plain.read_bytes == 2 * sum(w.nbytes for w in weights().values())
+    assert given.peak_bytes - plain.peak_bytes == 16 * HIDDEN * HIDDEN
