@@ -14,7 +14,7 @@ from aprfmt.training.memory import estimate_step
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
 from tests.training import adapters
-from tests.training.faults import FAULTS, INNOCENTS, STATED, StepFault
+from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
@@ -45,6 +45,15 @@ def test_a_mistake_is_named_where_it_is(fault: StepFault, tmp_path: Path) -> Non
     assert [cause.cause for cause in report.causes] == [fault.cause]
     found = report.causes[0]
     assert (len(found.roles), found.level) == (fault.tensors, fault.level)
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_what_two_mistakes_give_is_not_confirmed(name: str, tmp_path: Path) -> None:
+    """Seen red: the correction of a moment confirmed where the rate was a tenth."""
+    report = UNDECIDED[name]().report(tmp_path)
+    assert report.exit_code == 1
+    assert [cause.level for cause in report.causes] == ["explained"]
+    assert "as well given by" in report.causes[0].says
 
 
 @pytest.mark.parametrize("name", INNOCENTS)
