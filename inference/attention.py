@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from aprfmt.errors import ArchError
 from aprfmt.inference import score_bias
 from aprfmt.inference.backends.base import Array, Heads, Numbers, Style
 from aprfmt.inference.context import Context
+from aprfmt.inference.indexer import choose_keys
 from aprfmt.inference.layer_heads import is_source, kv_heads, kv_source, values_are_keys
 from aprfmt.inference.masks import Mask
 from aprfmt.inference.rope import kind_of
@@ -56,6 +58,8 @@ def _mix(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
     if chunk is not None and not stepped(c, layer):
         return _by_chunk(c, layer, (q, k, v), chunk)
     heads = _heads(c, layer, int(k.shape[0]))
+    if c.state.chosen is not None:
+        heads = replace(heads, mask=heads.mask & c.state.chosen, causal=None)
     if c.block.score_bias != "none":
         return score_bias.attention(c, layer, q, k, v, heads)
     if not stepped(c, layer):
@@ -264,6 +268,8 @@ def _mla(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
         latent = c.tap("q_a", layer, c.linear(layer, "attn_q_a", x))
         latent = c.rms_norm(latent, c.vector(layer, "attn_q_a_norm.weight"), eps)
         latent = c.tap("q_a_norm", layer, latent)
+        if c.block.indexer != "none" and hp["index_layers"][layer]:
+            c.state.chosen = choose_keys(c, layer, x, latent)
         q = c.linear(layer, "attn_q_b", latent).reshape(len(x), n_heads, -1)
         q = c.tap("q", layer, q)
     latent = c.tap("kv_a", layer, c.linear(layer, "attn_kv_a_mqa", x))

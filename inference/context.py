@@ -1,6 +1,5 @@
 """The context of one forward pass: backend, weights, hyperparameters, recorder, rope."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,10 +11,12 @@ from aprfmt.arch.spec import BlockSpec
 from aprfmt.base.protocols import Value
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.kv_cache import KVCache
+from aprfmt.inference.masks import Mask
 from aprfmt.inference.rope import RopeKind
 from aprfmt.inference.weights import Weights
 
 Ids = NDArray[np.int64]
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")  # the activation's numbers, as they are stored
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,20 @@ class PassState:
     """What the layers of a pass share besides the stream.
 
     `per_layer` [tokens, n_layers * per_layer_size] are the layers' own embeddings, None without;
-    `shared` are keys and values that later layers use, by the layer that made them.
+    `shared` are keys and values that later layers use, by the layer that made them. `chosen`
+    [tokens, keys] is what the last indexer lets attention read, None where that is every key.
     """
 
     per_layer: Array | None = None
     shared: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    chosen: Mask | None = None
+
+    def copy(self) -> "PassState":
+        """Return a state to go on with; this one stays as it is."""
+        return PassState(self.per_layer, dict(self.shared), self.chosen)
+
+    def __bool__(self) -> bool:
+        return self.per_layer is not None or bool(self.shared) or self.chosen is not None
 
 
 @dataclass(frozen=True)
@@ -140,14 +150,6 @@ class Context:
         """Return the MLP's activation of x; a layer may have numbers of its own for it."""
         steps = self.block.activation_cast == "steps"
         if self.block.activation == "xielu":
-            return self.backend.xielu(x, *self._xielu(layer))
+            stored = [self.weights.of(layer, f"ffn_act.{name}") for name in XIELU]
+            return self.backend.xielu(x, *self.backend.xielu_numbers(stored))
         return self.backend.activate(x, str(self.hp["activation"]), steps=steps)
-
-    def _xielu(self, layer: int | None) -> tuple[float, float, float, float]:
-        """Return a layer's four numbers; the two learned ones are stored before a softplus."""
-        stored = [
-            float(self.weights.of(layer, f"ffn_act.{name}").numpy().reshape(-1)[0])
-            for name in ("alpha_p", "alpha_n", "beta", "eps")
-        ]
-        positive, negative = (max(a, 0.0) + math.log1p(math.exp(-abs(a))) for a in stored[:2])
-        return positive, stored[2] + negative, stored[2], stored[3]

@@ -96,7 +96,7 @@ def forward(
             )
     x, state = span.stream, PassState()
     if isinstance(x, Carried):
-        x, state = x.stream, PassState(x.state.per_layer, dict(x.state.shared))
+        x, state = x.stream, x.state.copy()
     c = Context(backend, spec.block, hp, weights, recorder, facts, cache, tables, state)
     count = int(hp["n_layers"])
     stop = count + 2 if span.stop is None else span.stop
@@ -114,7 +114,7 @@ def forward(
         cache.commit(len(facts.ids))
     if stop > count + 1:
         return _head(c, x)
-    return Carried(x, state) if state.per_layer is not None or state.shared else x
+    return Carried(x, state) if state else x
 
 
 class _FastHyper(dict[str, Value]):

@@ -1,5 +1,7 @@
 """Keys and values of the positions seen so far, per layer, in buffers that grow by doubling.
 
+Layers with an indexer keep its keys too (`extend_index`).
+
 Layers that keep a state instead (`state`, `keep`) have that of the last valid position only: such a
 cache can be emptied, not cut.
 
@@ -25,6 +27,7 @@ class KVCache:
         self._backend = backend
         self._keys: list[Any] = [None] * n_layers
         self._values: list[Any] = [None] * n_layers
+        self._index: list[Any] = [None] * n_layers  # keys of indexers
         self._states: dict[int, State] = {}
         self._next: dict[int, State] = {}  # of the pass that is not committed yet
         self.length = 0
@@ -36,7 +39,14 @@ class KVCache:
         stop = self.length + int(k.shape[0])
         keys = self._keys[layer] = self._room(self._keys[layer], k, stop)
         values = self._values[layer] = self._room(self._values[layer], v, stop)
-        return self._backend.append((keys, values), k, v, self.length)
+        k, v = self._backend.append((keys, values), (k, v), self.length)
+        return k, v
+
+    def extend_index(self, layer: int, k: Array) -> Array:
+        """Write an indexer's keys k [tokens, 1, d] after the valid positions; return all rows."""
+        stop = self.length + int(k.shape[0])
+        keys = self._index[layer] = self._room(self._index[layer], k, stop)
+        return self._backend.append((keys,), (k,), self.length)[0]
 
     def state(self, layer: int) -> State | tuple[None, None]:
         """Return a layer's state after the last valid position; Nones at the beginning."""
@@ -60,7 +70,7 @@ class KVCache:
         if self._measured != self.generation:
             sizes = [
                 int(buffer.shape[0])
-                for buffer in (*self._keys, *self._values)
+                for buffer in (*self._keys, *self._values, *self._index)
                 if buffer is not None
             ]
             self._measured, self._capacity = self.generation, min(sizes, default=0)
@@ -107,7 +117,8 @@ class KVCache:
     def arrays(self) -> list[Any]:
         """Return the buffers and states there are."""
         states = [part for state in self._states.values() for part in state]
-        return [one for one in (*self._keys, *self._values, *states) if one is not None]
+        every = (*self._keys, *self._values, *self._index, *states)
+        return [one for one in every if one is not None]
 
     @property
     def nbytes(self) -> int:

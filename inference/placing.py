@@ -286,6 +286,9 @@ SPARSE = if_(lambda place: place.dense and place.hp["ffn_sparsity"][place.layer]
 MOE = if_(lambda place: place.moe)
 LATENT_Q = if_(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
 MLA = if_(lambda place: place.mla)
+INDEXED = if_(
+    lambda place: place.block.indexer != "none" and bool(place.hp["index_layers"][place.layer])
+)
 LATENT = if_(lambda place: place.moe and place.has("ffn_latent_down.weight"))
 
 

@@ -20,6 +20,7 @@ from aprfmt.inference.placing import (
     DRAFT,
     GATE,
     GATED,
+    INDEXED,
     LATENT,
     LATENT_Q,
     MAMBA,
@@ -208,6 +209,25 @@ _ROWS: tuple[Point, ...] = (
           _hf("self_attn.q_a_proj"), where=LATENT_Q),
     Point("q_a_norm", "tokens, q_lora_rank", "compressed query after its norm (MLA)",
           _biased("attn_q_a_norm"), "", _hf("self_attn.q_a_layernorm"), where=LATENT_Q),
+    Point("index_q", "tokens, index_heads*index_head_dim", "an indexer's queries, before rope",
+          _biased("indexer.attn_q_b"), "", _hf("self_attn.indexer.wq_b"), where=INDEXED),
+    Point("index_k", "tokens, index_head_dim", "an indexer's key after its norm, before rope",
+          _cpp(" ADD:indexer.k_norm.bias"), "", _hf("self_attn.indexer.k_norm"), where=INDEXED),
+    Point("index_q_rope", "tokens, index_heads, index_head_dim",
+          "an indexer's queries after rope, rotated part in split halves", where=INDEXED),
+    Point("index_k_rope", "tokens, 1, index_head_dim",
+          "an indexer's key after rope, rotated part in split halves", where=INDEXED),
+    Point("index_w", "tokens, index_heads", "weights of an indexer's heads, unscaled",
+          _biased("indexer.proj"), "", _hf("self_attn.indexer.weights_proj"), where=INDEXED),
+    Point("index_scores", "tokens, keys",
+          "an indexer's score of every key, hidden ones too: its heads' max(0, q.k), weighed",
+          inner=True, where=INDEXED),
+    Point("index_keys", "tokens, keys",
+          "1 where attention reads the key: among the best of an indexer and not later, else 0",
+          inner=True, where=INDEXED),
+    Point("index_margin", "tokens",
+          "score of the last key that an indexer chooses minus the next one's, infinite without",
+          inner=True, finite=False, where=INDEXED),
     Point("q_mm", "tokens, heads, head_dim", "query product only, before the bias",
           _product_names("q"), "qkv_matmul", inner=True, where=product("q")),
     Point("q_b", "tokens, heads, head_dim", "query expanded from its compressed form (MLA)",
@@ -456,7 +476,8 @@ _ROWS: tuple[Point, ...] = (
 )  # fmt: skip
 # Points between the norm before attention and its result: layers with a recurrence have none.
 _OF_ATTENTION = frozenset(
-    """q_a q_a_norm q_mm q_b q kv_a k_pe kv_a_norm k_nope k_mm k v_mm v k_pe_rope q_norm k_norm
+    """q_a q_a_norm index_q index_k index_q_rope index_k_rope index_w index_scores index_keys
+    index_margin q_mm q_b q kv_a k_pe kv_a_norm k_nope k_mm k v_mm v k_pe_rope q_norm k_norm
     v_norm q_rope k_rope q_attn k_attn k_cache v_cache scores probs""".split()
 )
 # Those of them that a layer with an earlier layer's keys and values does not have.

@@ -109,6 +109,7 @@ MLA = {
     "topk_group": 2,
     "routed_scaling_factor": 1.7,
 }
+INDEXER = {"index_n_heads": 9, "index_head_dim": 14, "index_topk": 5}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 5000.0,

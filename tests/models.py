@@ -17,6 +17,7 @@ from tests.falcons import FALCONS, FORMS
 from tests.model_values import (
     DELTA,
     GEMMA4,
+    INDEXER,
     LAYER_NORM,
     LFM2,
     LFM3,
@@ -123,6 +124,11 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", LLAMA | MOE | {"head_dim": 16, "norm_topk_prob": True}),
     "deepseek_v2": ("DeepseekV2", LLAMA | MLA | {"topk_method": "group_limited_greedy"}),
     "deepseek_v3": ("DeepseekV3", LLAMA | MLA | {"norm_topk_prob": True}),
+    "glm4_moe_lite": ("Glm4MoeLite", LLAMA | MLA | {"norm_topk_prob": True}),
+    "deepseek_v32": ("DeepseekV32", LLAMA | MLA | INDEXER),
+    "glm_moe_dsa": ("GlmMoeDsa", LLAMA | MLA | INDEXER | {
+        "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"],
+    }),
     "arcee": ("Arcee", LLAMA | {"head_dim": 16}),
     "seed_oss": ("SeedOss", LLAMA | {"head_dim": 16, "attention_out_bias": True}),
     "exaone4": ("Exaone4", LLAMA | {"num_hidden_layers": 5, "sliding_window": WINDOW}),

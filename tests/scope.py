@@ -129,6 +129,8 @@ FAMILIES: Mapping[str, Family] = {
     "tests/fuzz/test_fuzz.py": Family(5),
     "tests/fuzz/test_planted.py": Family(8),
     "tests/fuzz/test_templates.py": Family(4),
+    "tests/inference/test_gradient_differences.py::test_two_passes_agree": Family(8),
+    "tests/inference/test_gradients.py::test_every_gradient_is_transformers": Family(4),
     "tests/inference/gpu/test_cupy_backend.py": Family(6),
     "tests/inference/gpu/test_cupy_faults.py": Family(4),
     "tests/inference/gpu/test_cupy_recorded.py": Family(20),
@@ -184,6 +186,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/tokenizer/test_hostile.py": Family(2),
     "tests/tokenizer/test_isolated.py::test_no_command_ends_without_a_word": Family(4),
     "tests/tokenizer/test_template.py": Family(3),
+    "tests/training/test_step.py": Family(5),
 }
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({

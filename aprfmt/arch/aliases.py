@@ -59,6 +59,13 @@ ROWS: Mapping[str, ArchRow] = {
         "deepseek_v3 deepseek2 deepseek",
         module="deepseek",
     ),
+    "deepseek_v32": _row(
+        "deepseek_v32 DeepseekV32ForCausalLM", "deepseek32", "deepseek_v32 deepseek32"
+    ),
+    "glm_moe_dsa": _row(
+        "glm_moe_dsa GlmMoeDsaForCausalLM", "glm-dsa", "glm_moe_dsa glm-dsa", module="deepseek_v32"
+    ),
+    "glm4_moe_lite": _row("glm4_moe_lite Glm4MoeLiteForCausalLM", "deepseek2"),
     "arcee": _row("arcee ArceeForCausalLM", "arcee"),
     "seed_oss": _row("seed_oss SeedOssForCausalLM", "seed_oss"),
     "exaone4": _row("exaone4 Exaone4ForCausalLM", "exaone4"),

@@ -38,7 +38,9 @@ class BlockSpec:
     in the MLP's place (instead), or read the stream by a norm and a router of their own, and are
     added to the MLP (parallel: gemma4). streams: one; altup: `altup_streams` copies, of which the
     first goes through the layer, with a short cut of low rank (gemma3n). layer_scale: a number
-    multiplies the stream behind every layer (gemma4). recurrence: what mixes tokens in
+    multiplies the stream behind every layer (gemma4). indexer: attention reads `index_topk` keys
+    that score best by heads of their own, whose rotated elements are paired so (half: deepseek
+    v3.2; interleaved: glm-5). recurrence: what mixes tokens in
     place of attention, in `delta_layers` (gated_delta), `conv_layers` (short_conv: lfm2) or
     `ssm_layers`
     (mamba: a rate for each number of state; mamba2: heads). recurrence_place: in place of attention
@@ -66,6 +68,7 @@ class BlockSpec:
     parallel_norm: Literal["one", "two"] = "one"
     qk_norm_place: Literal["before_rope", "after_rope", "rotated"] = "before_rope"
     attention: Literal["gqa", "mla"] = "gqa"
+    indexer: Literal["none", "half", "interleaved"] = "none"
     sinks: bool = False
     position: Literal["rope", "learned", "none"] = "rope"
     padding: Literal["counted", "skipped"] = "counted"

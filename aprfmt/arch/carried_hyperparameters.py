@@ -22,7 +22,7 @@ LAYERED = (
     "attn_norm_layers",
     "attention_layers", "ssm_layers", "mlp_layers", "encoder_layers", "decoder_layers",
     "encoder_bias_layers", "decoder_bias_layers", "own_kv_layers", "wide_layers",
-    "sink_layers", "merger_layers",
+    "sink_layers", "merger_layers", "index_layers",
 )  # fmt: skip
 LISTED = ("rope_sections",)  # whole numbers
 NUMBERED = ("ffn_sparsity",)  # a number a layer

@@ -14,6 +14,7 @@ from aprfmt.arch.joining_steps import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, Write
+from aprfmt.arch.spec_builders import Made
 from aprfmt.arch.tensor_rows import (
     Q,
     RoleRow,
@@ -29,6 +30,7 @@ from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
+Rows = tuple[RoleRow, ...]
 
 _LORA = "q_lora_rank"
 _KV_A, _KV_B = ("kv_lora_rank+qk_rope_head_dim", "n_heads*qk_nope_head_dim+n_heads*value_head_dim")
@@ -59,10 +61,11 @@ _GGUF_FIRST = (
 _GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
-def _rows(mlp_bias: str | None, *router: RoleRow) -> tuple[RoleRow, ...]:
+def _rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, ...] = ()) -> Rows:
     return with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *_ATTENTION,
+        *more,
         *norm("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(mlp_bias, needs="!moe_layers"),
         *router,
@@ -206,12 +209,15 @@ DEEPSEEK_V2 = ArchSpec(
     ignored=_DERIVED_KEYS | {"scoring_func", "moe_layer_freq", "ep_size"},
 )
 
-_V3_TENSORS, _V3_BINDINGS = make_tables(
-    _rows(None, ROUTER, ROUTER_BIAS),
-    hf_first=EXPERT_BINDINGS,
-    gguf_first=_GGUF_FIRST,
-    gguf_more=_GGUF_MORE,
-)
+
+def v3_tables(*more: RoleRow) -> Made:
+    """Return the tables of tensors, with `more` rows behind attention's."""
+    return make_tables(
+        _rows(None, ROUTER, ROUTER_BIAS, more=more),
+        hf_first=EXPERT_BINDINGS,
+        gguf_first=_GGUF_FIRST,
+        gguf_more=_GGUF_MORE,
+    )
 
 
 def _has_router_bias(names: Collection[str], values: Mapping[str, Value]) -> bool:
@@ -224,21 +230,24 @@ def _v3_style(facts: Facts, hp: Params) -> Found:
     return None if found is None else ("interleaved" if found[0] else "half", found[1])
 
 
-DEEPSEEK_V3 = ArchSpec(
-    name="deepseek_v3",
-    hyper=mla_hyper(
+INTERLEAVED = HyperRule(
+    "rope_style",
+    read={"hf": _v3_style},
+    write={
+        "hf": lambda value, hp: {"rope_interleave": value == "interleaved"},
+        **hyper_rules.rope_style("interleaved").write,
+    },
+    default="interleaved",
+    check=hyper_rules.rope_style("interleaved").check,
+)
+
+
+def v3_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    """Return deepseek v3's hyperparameters, with `overrides` in place of the rows that differ."""
+    return mla_hyper(
         draft_head.main_layers(),
         hyper_rules.context_length(4096),
-        HyperRule(
-            "rope_style",
-            read={"hf": _v3_style},
-            write={
-                "hf": lambda value, hp: {"rope_interleave": value == "interleaved"},
-                **hyper_rules.rope_style("interleaved").write,
-            },
-            default="interleaved",
-            check=hyper_rules.rope_style("interleaved").check,
-        ),
+        INTERLEAVED,
         *moe.counts(256, 8, EXPERTS_HF),
         dense_first(3),
         moe.norm_topk(True),
@@ -246,7 +255,14 @@ DEEPSEEK_V3 = ArchSpec(
         groups("n_expert_groups", "n_group", "expert_group_count", 8),
         groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 4),
         sigmoid_router(),
-    ),
+        *overrides,
+    )
+
+
+_V3_TENSORS, _V3_BINDINGS = v3_tables()
+DEEPSEEK_V3 = ArchSpec(
+    name="deepseek_v3",
+    hyper=v3_hyper(),
     tensors=_V3_TENSORS,
     bindings=_V3_BINDINGS,
     block=BlockSpec(attention="mla", shared_expert="plain", router_cast="none"),

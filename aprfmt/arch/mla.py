@@ -6,11 +6,13 @@ docs/reference/architectures.md; the converter's deepseek.py; llama.cpp's deepse
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, moe
+from aprfmt.arch.layer_kinds import by_names
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults, mscale
-from aprfmt.arch.spec import MISSING, Facts, HyperRule, Read
+from aprfmt.arch.spec import MISSING, Facts, HyperRule, Loss, Read
 from aprfmt.arch.value_checks import MAX_ROTATED, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -26,9 +28,41 @@ def _stated(facts: Facts, key: str, default: int) -> int:
     return size
 
 
-def _hf_head_dim(facts: Facts, hp: Params) -> Found:
-    nope, rope = _stated(facts, "qk_nope_head_dim", NOPE), _stated(facts, "qk_rope_head_dim", ROPE)
-    return nope + rope, "qk_nope_head_dim"
+def mla_lengths(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, HyperRule]:
+    """Return the rules for the elements of a key and a value head; transformers' defaults."""
+
+    def head_dim(facts: Facts, hp: Params) -> Found:
+        rope = _stated(facts, "qk_rope_head_dim", ROPE)
+        return _stated(facts, "qk_nope_head_dim", nope) + rope, "qk_nope_head_dim"
+
+    return (
+        HyperRule(
+            "head_dim",
+            {"gguf": ("{arch}.attention.key_length_mla", "{arch}.attention.key_length")},
+            "size",
+            read={"hf": head_dim},
+            write={"hf": lambda value, hp: {}, "gguf": _write_lengths},
+        ),
+        HyperRule(
+            "value_head_dim",
+            {
+                "hf": ("v_head_dim",),
+                "gguf": ("{arch}.attention.value_length_mla", "{arch}.attention.value_length"),
+            },
+            "size",
+            MISSING,
+            {"hf": value},
+            write={"gguf": lambda value, hp: {}},
+        ),
+    )
+
+
+def q_lora_rank(hf_default: int = 1536) -> HyperRule:
+    """Return the rule for the rank of the compressed query; null: it is not compressed."""
+    return hyper_rules.size(
+        "q_lora_rank", "q_lora_rank", "attention.q_lora_rank", default=None,
+        hf_default=hf_default, null_in=("hf",),
+    )  # fmt: skip
 
 
 def _write_lengths(value: Value, hp: Params) -> Params:
@@ -96,6 +130,44 @@ def dense_first(hf_default: int, hf: str = "first_k_dense_replace") -> HyperRule
     )
 
 
+def listed_experts(dense: int, *, counted: bool) -> HyperRule:
+    """Return the rule for moe_layers where config.json lists them; GGUF has the first dense ones.
+
+    Without a list the first `dense` layers are dense, or as many as another key says: `counted`,
+    where transformers reads that key.
+    """
+    first, key = dense_first(dense), "mlp_layer_types"
+    listed = by_names(("sparse",), ("dense",), key)
+
+    def read(facts: Facts, hp: Params) -> Found:
+        found = listed(facts, hp)
+        return first.read["hf"](facts, hp) if found is None and counted else found
+
+    def write(value: Value, hp: Params) -> Params:
+        kinds = ["sparse" if on else "dense" for on in value]
+        return {**first.write["hf"](value, hp), key: kinds}
+
+    def check(value: Value, facts: Facts, hp: Params) -> str:
+        found = facts.first("first_k_dense_replace")
+        there = (*value, True).index(True)
+        if facts.style != "hf" or found is None or whole_number(*found) == there:
+            return ""
+        return (
+            f"{found[1]} is {found[0]}, but the layers are listed, or fixed: {there} are believed"
+        )
+
+    return replace(first, read={**first.read, "hf": read}, write={**first.write, "hf": write},
+        check=check)  # fmt: skip
+
+
+LISTED_EXPERTS_LOSS = Loss(
+    "gguf", "moe_layers",
+    lambda hp: any(hp["moe_layers"][:i].count(True) for i, on in enumerate(hp["moe_layers"])
+                   if not on),
+    "GGUF has the number of dense layers at the beginning only",
+)  # fmt: skip
+
+
 def _scale(hp: Params) -> float:
     """Return 1/sqrt(head_dim) times yarn's mscale_all_dim term, squared."""
     scaling = hp["rope_scaling"] or {}
@@ -137,24 +209,7 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
                 "gguf": lambda value, hp: {"{arch}.attention.head_count_kv": 1},
             },
         ),
-        HyperRule(
-            "head_dim",
-            {"gguf": ("{arch}.attention.key_length_mla", "{arch}.attention.key_length")},
-            "size",
-            read={"hf": _hf_head_dim},
-            write={"hf": lambda value, hp: {}, "gguf": _write_lengths},
-        ),
-        HyperRule(
-            "value_head_dim",
-            {
-                "hf": ("v_head_dim",),
-                "gguf": ("{arch}.attention.value_length_mla", "{arch}.attention.value_length"),
-            },
-            "size",
-            MISSING,
-            {"hf": 128},
-            write={"gguf": lambda value, hp: {}},
-        ),
+        *mla_lengths(),
         HyperRule(
             "lora_norm_eps", default=1e-6, default_in={"gguf": lambda hp: hp["norm_eps"]}
         ),
@@ -175,8 +230,7 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
             high=MAX_ROTATED,
         ),
         hyper_rules.attn_scale(_scale),
-        hyper_rules.size("q_lora_rank", "q_lora_rank", "attention.q_lora_rank", default=None,
-                   hf_default=1536, null_in=("hf",)),
+        q_lora_rank(),
         hyper_rules.size("kv_lora_rank", "kv_lora_rank", "attention.kv_lora_rank", hf_default=512),
         HyperRule(
             "qk_nope_head_dim",

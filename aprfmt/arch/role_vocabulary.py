@@ -117,6 +117,11 @@ SPECIAL_NAMES: dict[str, str] = {
     "head_gate": "every head of attention has a gate (lfm3)",
     "sandwich_norms": "norms follow attention, convolution and MLP (lfm3)",
     "expert_bias": "a bias is added for the choice of experts (lfm2_moe)",
+    "index_layers": "tuple of bool: has layer i an indexer of its own (deepseek_v32, glm_moe_dsa): "
+    "the others read the keys that the last one before them chose",
+    "index_heads": "heads of an indexer",
+    "index_head_dim": "elements of an indexer's heads",
+    "index_topk": "keys that an indexer chooses for a query",
     "encoder_layers": "tuple of bool: has the encoder a layer i",
     "decoder_layers": "tuple of bool: has the decoder a layer i",
     "encoder_bias_layers": "tuple of bool: has layer i of the encoder a table of distances (t5)",

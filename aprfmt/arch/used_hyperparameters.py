@@ -12,7 +12,7 @@ NEUTRAL: Mapping[str, Value] = {
     "altup_streams": 1,
 }  # fmt: skip
 # Lists that say nothing where they are True in every layer.
-USUALLY_ALL = ("rope_layers", "attn_norm_layers", "own_kv_layers")
+USUALLY_ALL = ("rope_layers", "attn_norm_layers", "own_kv_layers", "index_layers")
 # Means something only if the other hyperparameter, or one of several, is used.
 WITH: Mapping[str, str | tuple[str, ...]] = {
     "rope_theta_local": "window_layers", "sliding_window": "window_layers",

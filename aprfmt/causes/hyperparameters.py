@@ -34,7 +34,7 @@ SIZES = (
     "ssm_layers", "mlp_layers", "ssm_size", "ssm_state", "ssm_rank", "ssm_group_size",
     "ssm_inner_norms", "latent_size", "expert_width", "wide_stream",
     "per_layer_size", "per_layer_vocab", "altup_streams", "altup_extra", "laurel_rank",
-    "wide_layers", "sandwich_norms", "head_gate",
+    "wide_layers", "sandwich_norms", "head_gate", "index_heads", "index_head_dim",
 )  # fmt: skip
 
 

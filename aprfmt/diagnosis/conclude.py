@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from aprfmt.diagnosis.found import Evidence, PointRow
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
+from aprfmt.measure.tolerances import DISCRETE
 
 GAIN = 3.0  # gains (out / in) worth reporting
 
@@ -22,7 +24,7 @@ def rounding(
     """
     elsewhere = {key for finding in found if finding.level == "capture" for key in finding.where}
     rows = [row for row in points if row.key not in elsewhere and _size(row) is not None]
-    rows = [row for row in rows if row.point not in ("experts", "router_margin")]
+    rows = [row for row in rows if row.point not in DISCRETE]
     if not rows:
         return None
     worst = max(rows, key=lambda row: _size(row) or 0.0)
@@ -57,7 +59,7 @@ def rounding(
         "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
         explained and not supposed, beyond[0].key if beyond else "", _size(worst),
         max(shadows, default=None), "the worst point; after: one operation at a time",
-        reached=None if shadows else "located",
+        proof=unfitted_proof(len(shadows)) if shadows and explained else None,
     )  # fmt: skip
 
 

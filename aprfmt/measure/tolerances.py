@@ -31,7 +31,7 @@ BASE: dict[str, Tolerance] = {
 # The smallest real bug seen, gelu by erf for gelu by tanh: a tolerance above it may hide one.
 SMALLEST_BUG = 2.7e-4
 # Points that are choices or differences of near values: a rounding may flip them.
-DISCRETE = ("experts", "router_margin")
+DISCRETE = ("experts", "router_margin", "index_keys", "index_margin")
 # A mixture of experts amplifies rounding: another expert is another function.
 MOE_FACTOR = 5.0
 

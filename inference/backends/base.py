@@ -13,6 +13,7 @@ otherwise; sums inside float16 and bfloat16 operations are float32. In float32 a
 everything is computed in the dtype itself.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -275,6 +276,15 @@ class Backend(Recurrent, Hosted, ABC):
             mixed.append(self.narrow(sum(terms, start=next(terms))))
         return self.concat(mixed)
 
+    def xielu_numbers(self, stored: Sequence["Weight"]) -> Sequence[Any]:
+        """Return what `xielu` takes of a layer's four stored numbers.
+
+        The first two are learned and stored before a softplus; beta is added to the second.
+        """
+        raw = [float(weight.numpy().reshape(-1)[0]) for weight in stored]
+        positive, negative = (max(a, 0.0) + math.log1p(math.exp(-abs(a))) for a in raw[:2])
+        return positive, raw[2] + negative, raw[2], raw[3]
+
     def xielu(self, x: Array, positive: float, negative: float, beta: float, eps: float) -> Array:
         """Return beta*x, plus positive*x^2 above zero, negative*(expm1(min(x, eps)) - x) below.
 
@@ -395,17 +405,17 @@ class Backend(Recurrent, Hosted, ABC):
         """Return the values weighted by probs [heads, tokens, keys]: [tokens, heads, value_dim]."""
 
     def append(
-        self, buffers: tuple[Array, Array], k: Array, v: Array, start: int
-    ) -> tuple[Array, Array]:
-        """Write k and v [tokens, kv_heads, d] to rows `start` on of a cache's two buffers.
+        self, buffers: Sequence[Array], rows: Sequence[Array], start: int
+    ) -> tuple[Array, ...]:
+        """Write rows [tokens, kv_heads, d], of k and v mostly, behind `start` rows of each buffer.
 
         Returns the rows that attention reads: up to the last one written; in a pass that is being
         recorded, the whole buffers, whose invalid rows the mask hides.
         """
-        stop = start + int(k.shape[0])
-        for buffer, x in zip(buffers, (k, v), strict=True):
+        stop = start + int(rows[0].shape[0])
+        for buffer, x in zip(buffers, rows, strict=True):
             buffer[start:stop] = x
-        return buffers[0][:stop], buffers[1][:stop]
+        return tuple(buffer[:stop] for buffer in buffers)
 
     # shapes and experts
 

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
+from aprfmt.inference.masks import Mask
+from aprfmt.inference.routing import NUMPY, Maths
 
 if TYPE_CHECKING:
     from aprfmt.inference.weights import Weight
@@ -48,16 +50,85 @@ def grouped(experts: Numbers) -> tuple[Numbers, Numbers, Numbers]:
 class _Host(Protocol):
     """What a backend gives to the defaults below."""
 
+    deterministic: bool
+    query_block: int
+
     def array(self, x: Numbers) -> Array: ...
+    def to_numpy(self, x: Array) -> Numbers: ...
     def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array: ...
     def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array: ...
     def stack(self, parts: Sequence[Array]) -> Array: ...
     def take(self, x: Array, rows: Any) -> Array: ...
     def zeros(self, shape: Sequence[int]) -> Array: ...
+    def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Numbers: ...
+    def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask: ...
 
 
 class Hosted:
-    """Who of the experts gets which rows, and what attention adds for a distance."""
+    """Who gets which experts' rows, what attention adds for a distance, which keys it reads.
+
+    `maths` are the functions that a router is computed with. What an indexer chooses is worked out
+    in float32 at least, whatever the dtype.
+    """
+
+    maths: Maths = NUMPY
+
+    def router_numbers(self: _Host, x: Array) -> Array:
+        """Return a router's logits, or the experts' weights, as `maths` takes them."""
+        return self.to_numpy(x)
+
+    def factors(self, weight: "Weight") -> Array:
+        """Return the numbers that a router adds to its scores, or multiplies its weights by."""
+        return weight.numpy()
+
+    def like(self, x: Array, other: Array) -> Array:
+        """Return `factors` in the dtype of a router's logits."""
+        return x.astype(other.dtype, copy=False)
+
+    def rounded_factors(self: _Host, x: Array) -> Array:
+        """Return the experts' weights rounded to the backend's dtype, as `maths` takes them."""
+        return self.to_numpy(self.array(x))
+
+    def chosen_keys(
+        self: _Host, q: Array, k: Array, weights: Array, mask: Mask, *, scale: float, count: int
+    ) -> Mask:
+        """Return `best_keys` of `index_scores` [tokens, keys], for some queries at a time."""
+        parts = [
+            self.best_keys(
+                self.index_scores(q[start:stop], k, weights[start:stop], scale),
+                mask[start:stop],
+                count,
+            )
+            for start in range(0, len(mask), self.query_block)
+            for stop in [min(start + self.query_block, len(mask))]
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def index_scores(self: _Host, q: Array, k: Array, weights: Array, scale: float) -> Numbers:
+        """Return the sum over heads of weight * max(0, q.k * scale) [tokens, keys], a numpy array.
+
+        q [tokens, heads, d], k [keys, 1, d], weights [tokens, heads]; hidden keys have a score too.
+        """
+        queries, keys, factors = (self.to_numpy(x) for x in (q, k, weights))
+        keys, total = keys[:, 0], np.zeros((len(queries), len(keys)), queries.dtype)
+        for head in range(queries.shape[1]):
+            if self.deterministic:  # BLAS rounds a product by how many rows it has
+                products = np.einsum("td,kd->tk", queries[:, head], keys, optimize=False)
+            else:
+                products = queries[:, head] @ keys.T
+            total += np.maximum(products * total.dtype.type(scale), 0) * factors[:, head : head + 1]
+        return total
+
+    def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask:
+        """Return where the `count` highest scores of each row are that `mask` shows.
+
+        Of equal ones those are chosen that come first. A row that sees fewer keeps all of them.
+        """
+        shown = np.where(mask, scores, -np.inf)
+        order = np.argsort(-shown, axis=-1, kind="stable")[:, :count]
+        kept: Mask = np.zeros(mask.shape, np.bool_)
+        np.put_along_axis(kept, order, True, axis=-1)
+        return kept & mask
 
     def shares(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
         """Return a share for every expert of [tokens, used] that is chosen, by their numbers.

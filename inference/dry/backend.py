@@ -118,6 +118,14 @@ class DryBackend(Tiles):
         """Return a mask as `seen` does."""
         return self.seen(tokens, keys, cached, -chunk, causal=True)
 
+    def chosen_keys(
+        self, q: Array, k: Array, weights: Array, mask: Mask, *, scale: float, count: int
+    ) -> Mask:
+        """Count what is worked out on the host: scores of some queries, and the whole choice."""
+        rows, keys = min(len(mask), self.query_block), mask.shape[1]
+        self.host.during(rows * keys * (3 * self.wide_size + 8) + mask.size)
+        return mask
+
     def _on_host(self, shape: Sequence[int]) -> Ghost:
         return self.new(shape, 1)
 

@@ -253,15 +253,15 @@ class CupyBackend(CupyExperts):
     # attention
 
     def append(
-        self, buffers: tuple[Array, Array], k: Array, v: Array, start: int
-    ) -> tuple[Array, Array]:
+        self, buffers: Sequence[Array], rows: Sequence[Array], start: int
+    ) -> tuple[Array, ...]:
         """Write after the valid positions; a recorded step reads their number on the device."""
         cached = self._brought.cached
         if cached is None:
-            return super().append(buffers, k, v, start)
-        for buffer, x in zip(buffers, (k, v), strict=True):
+            return super().append(buffers, rows, start)
+        for buffer, x in zip(buffers, rows, strict=True):
             buffer[cached] = x
-        return buffers
+        return tuple(buffers)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Use the kernels query by query, or cuBLAS for many queries."""

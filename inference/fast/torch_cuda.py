@@ -227,20 +227,19 @@ class CudaBackend(TorchProducts):
     # attention
 
     def append(
-        self, buffers: tuple[Array, Array], k: Array, v: Array, start: int
-    ) -> tuple[Array, Array]:
+        self, buffers: Sequence[Array], rows: Sequence[Array], start: int
+    ) -> tuple[Array, ...]:
         """Write after the valid positions; a recorded step reads their number on the device."""
         cached = None if self.recording is None else self.recording.cached
         if cached is None:
-            return super().append(buffers, k, v, start)
-        keys, values = buffers
-        if self._fused:
-            k, v = k.contiguous(), v.contiguous()
+            return super().append(buffers, rows, start)
+        if self._fused and len(rows) == 2:
+            (k, v), (keys, values) = (x.contiguous() for x in rows), buffers
             layers.append(k, v, keys, values, cached, dtype=self.dtype, stream=current())
         else:
-            keys.index_copy_(0, cached.view(1), k)
-            values.index_copy_(0, cached.view(1), v)
-        return keys, values
+            for buffer, x in zip(buffers, rows, strict=True):
+                buffer.index_copy_(0, cached.view(1), x)
+        return tuple(buffers)
 
     def _mask(self, heads: Heads) -> Array:
         """Return the mask; a causal one is made on the device, once per pass and kind."""

@@ -30,12 +30,13 @@ OPS = (
     "sigmoid", "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
     "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "time_step", "rates",
     "scan", "gated_scan", "sloped", "tanh", "gaussian_topk", "rescaled", "mix_copies",
+    "index_scores", "best_keys",
     "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.
 MOVES = ("concat", "stack", "repeat_heads", "take")
 # Fused operations: run as single ones, so that these are recorded.
-COMPOSED = ("projections", "ropes", "gated", "add_linear")
+COMPOSED = ("projections", "ropes", "gated", "add_linear", "chosen_keys")
 # Called as override(op, at, *args, **kwargs): `op` is the wrapped operation.
 Override = Callable[..., Any]
 # Called as tap(patched, layer, x, held), it returns what the pass goes on with in place of x.

@@ -36,8 +36,11 @@ def test_found_in_our_own_gguf(tiny: Tiny) -> None:
     names = [name for group in groups for name in group.stored]
     values = write_hyper(found.spec, found.hp, "gguf")
     spec = find_arch("gguf", found.spec.called["gguf"][0], names, values)
-    # Without a window, mistral's forward pass is llama's; the text of qwen2_5_vl is qwen2_vl's.
-    others = {"mistral-full": "llama", "qwen2_5_vl-plain": "qwen2_vl"}
+    # Whose pass is another one's: without a window, mistral's is llama's.
+    others = {
+        "mistral-full": "llama", "qwen2_5_vl-plain": "qwen2_vl", "gemma4_unified-plain": "gemma4",
+        "glm4_moe_lite-plain": "deepseek_v3", "glm4_moe_lite-listed": "deepseek_v3",
+    }  # fmt: skip
     assert spec.name == others.get(tiny.id, tiny.arch)
 
 
@@ -100,6 +103,9 @@ def test_adjacent_pairs_are_cohere_and_deepseek() -> None:
         "cohere2",
         "deepseek_v2",
         "deepseek_v3",
+        "deepseek_v32",
+        "glm_moe_dsa",
+        "glm4_moe_lite",
         "ernie4_5",
         "ernie4_5_moe",
         "glm4",

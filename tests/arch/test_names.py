@@ -52,6 +52,9 @@ UNFILLED = {
     "phi3": set(),
     "deepseek_v2": {"attn_k", "attn_v", "exp_probs_b"},
     "deepseek_v3": {"attn_k", "attn_v"},
+    "glm4_moe_lite": {"attn_k", "attn_v"},
+    "deepseek_v32": _DRAFT,
+    "glm_moe_dsa": _DRAFT,
     "glm4": {"attn_qkv"} | _DRAFT,
     "glm4_moe": _DRAFT,
     "granitemoe": {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"},
@@ -80,8 +83,13 @@ UNFILLED = {
 }
 
 
+# Architectures of llama.cpp's that this version of the package lacks -> one with the same tensors.
+LIKE = {"deepseek32": "glm-dsa"}
+
+
 def model_arch(spec: ArchSpec) -> gguf.MODEL_ARCH:
     name = spec.called["gguf"][0]
+    name = LIKE.get(name, name)
     return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
 
 

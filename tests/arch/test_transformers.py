@@ -264,7 +264,8 @@ def test_rotary_parameters(tiny: Tiny) -> None:
 
 PAIRED = [tiny for tiny in TINY if tiny.label == "plain" and tiny.arch not in (
     "gpt2", "gpt_oss", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "lfm3", "olmo3",
-    "deepseek_v2", "deepseek_v3", "gpt_bigcode", "gptj",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "gpt_bigcode",
+    "gptj",
     "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b", "bert_causal",
     "roberta_causal", "mamba", "falcon_mamba", "mamba2", "nemotron_h", "nemotron_h_moe",
     "granite_hybrid",
@@ -331,7 +332,7 @@ RENAMED = (
     "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "stablelm",
     "olmoe", "hunyuan_v1_moe", "glm4_moe", "minimax_m2", "ernie4_5_moe", "gpt_neox",
     "qwen3_next", "qwen3_5_moe", "lfm2_moe", "granite_hybrid_moe", "granite_hybrid",
-    "nemotron_h_moe",
+    "nemotron_h_moe", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite",
 )  # fmt: skip
 SAVED = [tiny for tiny in TINY if tiny.arch in RENAMED]
 

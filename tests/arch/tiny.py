@@ -18,6 +18,7 @@ from tests.arch.tiny_sizes import (
     FALCON,
     GEMMA4,
     GPT2,
+    INDEXER,
     LFM2,
     LFM3,
     LLAMA3,
@@ -138,6 +139,21 @@ TINY: tuple[Tiny, ...] = (
     Tiny("deepseek_v3", "deepseek_v3", "halves", {
         **MLA, "rope_interleave": False, "norm_topk_prob": False,
         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    }),
+    Tiny("glm4_moe_lite", "glm4_moe_lite", "plain", MLA),
+    Tiny("glm4_moe_lite", "glm4_moe_lite", "listed", {
+        **MLA, "rope_interleave": False, "norm_topk_prob": False, "attention_bias": True,
+        "mlp_layer_types": ["dense", "dense", "sparse", "sparse"], "first_k_dense_replace": 2,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    }),
+    Tiny("deepseek_v32", "deepseek_v32", "plain", MLA | INDEXER),
+    Tiny("deepseek_v32", "deepseek_v32", "yarn", MLA | INDEXER | {
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "tie_word_embeddings": True, "norm_topk_prob": False,
+    }),
+    Tiny("glm_moe_dsa", "glm_moe_dsa", "plain", MLA | INDEXER),
+    Tiny("glm_moe_dsa", "glm_moe_dsa", "shared", MLA | INDEXER | {
+        "indexer_types": ["full", "full", "shared", "shared"],
     }),
     Tiny("arcee", "arcee"),
     Tiny("arcee", "arcee", "biases", {

@@ -75,6 +75,7 @@ MLA: dict[str, Any] = {
     "n_group": 2,
     "topk_group": 1,
 }
+INDEXER: dict[str, Any] = {"index_n_heads": 5, "index_head_dim": 9, "index_topk": 7}
 GPT2: dict[str, Any] = {
     "n_embd": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56, "n_positions": 128,
 }  # fmt: skip

@@ -54,6 +54,9 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.q_b_proj": (("q",), ""),
     r"self_attn\.kv_a_proj_with_mqa": (("kv_a",), ""),
     r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
+    r"self_attn\.indexer\.wq_b": (("index_q",), ""),
+    r"self_attn\.indexer\.k_norm": (("index_k",), ""),
+    r"self_attn\.indexer\.weights_proj": (("index_w",), ""),
     r"self_attn\.(o_proj|dense)|attn\.c_proj|mixer\.o_proj": (("attn_out",), "attn"),
     r"(pre_)?feedforward_layernorm|pre_ff_layernorm|ln_2|norm_2|final_layer_norm|ffn_norm": (
         ("ffn_norm",),
@@ -311,6 +314,7 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         return mixed
 
     altered = list(_methods_watched(model, found))
+    indexed = list(_indexer_watched(code, found)) if hasattr(cfg, "index_topk") else []
     if convolution is not None:
         setattr(code, _CONVOLUTION, convolved)
     for name in scans:
@@ -324,6 +328,8 @@ def watched(model: Any, found: Found) -> Iterator[None]:
     finally:
         for module, name in altered:
             delattr(module, name)
+        for name, function in indexed:
+            setattr(code, name, function)
         if convolution is not None:
             setattr(code, _CONVOLUTION, convolution)
         for name, scan in scans.items():
@@ -374,6 +380,51 @@ def _methods_watched(model: Any, found: Found) -> Iterator[tuple[Any, str]]:
                 found["per_layer"] = out[0].flatten(1).numpy()
 
             yield watch(module, "project_per_layer_inputs", whole)
+
+
+def _indexer_watched(code: Any, found: Found) -> Iterator[tuple[str, Any]]:
+    """Record what an indexer rotates and scores; yield the names that are replaced, and by what."""
+
+    class Functions:
+        """torch's functions, of which one is watched: an indexer alone uses it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch.nn.functional, name)
+
+        def relu(self, x: Any) -> Any:
+            prefix, kept = f"L{_entered(found)}.", torch.nn.functional.relu(x)
+            found[prefix + "index_relu"] = kept[0].numpy()
+            return kept
+
+    for name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"):
+        if (function := getattr(code, name, None)) is None:
+            continue
+
+        def turn(q: Any, k: Any, *args: Any, function: Any = function, **options: Any) -> Any:
+            turned = function(q, k, *args, **options)
+            if options.get("unsqueeze_dim") == 2:  # attention has its heads first
+                for part, x in zip("qk", turned, strict=True):
+                    found[f"L{_entered(found)}.index_{part}_turned"] = x[0].numpy()
+            return turned
+
+        yield name, function
+        setattr(code, name, turn)
+    yield "F", code.F
+    code.F = Functions()
+
+
+def _indexed(found: Found, prefix: str, chosen: Any) -> None:
+    """Put together what an indexer gave: rotated parts before the others, scores, the choice."""
+    weights, relu = found[prefix + "index_w"], found.pop(prefix + "index_relu")
+    found[prefix + "index_scores"] = np.einsum("qh,qhk->qk", weights, relu) * relu.shape[1] ** -0.5
+    kept = np.zeros(found[prefix + "index_scores"].shape)
+    np.put_along_axis(kept, chosen[0].long().numpy(), 1, axis=-1)
+    found[prefix + "index_keys"] = np.tril(kept)
+    for part in "qk":
+        turned = found.pop(f"{prefix}index_{part}_turned")
+        whole = found[f"{prefix}index_{part}"].reshape(*turned.shape[:2], -1)
+        rest = whole[..., turned.shape[-1] :]
+        found[f"{prefix}index_{part}_rope"] = np.concatenate([turned, rest], axis=-1)
 
 
 def _side_by_side(copies: Any) -> np.ndarray:
@@ -456,6 +507,9 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             attends = name.startswith("self_attn")
             keep(prefix + ("attn_sum" if attends else "ffn_sum"), args[0])
             keep(prefix + ("mid" if attends else "out"), out)
+            return
+        if name == "self_attn.indexer":
+            _indexed(found, prefix, out)
             return
         if name == "self_attn.qk_norm":  # called for q, then for k
             part = "q" if args[0].shape[2] == cfg.num_attention_heads else "k"

@@ -35,7 +35,10 @@ from tests.llama import needs_llama
 from tests.models import IDS, MAKERS, save_tiny
 
 # Points that no engine shows by these means.
-NOT_SHOWN = {"q_mm", "k_mm", "v_mm", "router_margin", "k_pe_rope"}
+NOT_SHOWN = {
+    "q_mm", "k_mm", "v_mm", "router_margin", "k_pe_rope",
+    "index_q_rope", "index_k_rope", "index_scores", "index_keys", "index_margin",
+}  # fmt: skip
 
 
 @contextmanager

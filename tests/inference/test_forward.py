@@ -13,7 +13,8 @@ fused attention without the window; a convolution's taps reversed; a key head's 
 softplus left out of the decay; queries not divided by the root of their size; the gates of a short
 convolution exchanged, or one left out; keys of the first layer of a kind for those of the
 last; copies of the stream not added to their prediction; values not normalised; layers' inputs not
-divided by the root of 2; the factor behind a layer left out.
+divided by the root of 2; the factor behind a layer left out; an indexer's rope left out, one key
+fewer chosen, its choice not used in layers without an indexer of their own.
 """
 
 import numpy as np
@@ -40,6 +41,9 @@ PER_LAYER = {
     "per_layer_embd", "per_layer_proj", "per_layer", "per_layer_gate", "per_layer_mul",
     "per_layer_out", "per_layer_contrib",
 }  # fmt: skip
+INDEXER = {
+    "index_q", "index_k", "index_q_rope", "index_k_rope", "index_w", "index_scores", "index_keys",
+}  # fmt: skip
 # Points of architectures with operations of their own, in one of their models at least.
 ADDITIONAL = {
     "gemma3n": PER_LAYER | {
@@ -48,6 +52,8 @@ ADDITIONAL = {
     },
     "gemma4": {"v_norm"},
     "gemma4_unified": {"v_norm"},
+    "deepseek_v32": INDEXER,
+    "glm_moe_dsa": INDEXER,
     "lfm3": {"attn_gate", "attn_contrib", "ffn_contrib", "conv", "conv_gated"},
 }  # fmt: skip
 

@@ -30,8 +30,8 @@ from tests.inference.judge import backend, judged, rel, run, traced, traced64
 from tests.models import EVERY, IDS, MAKERS
 
 CACHE_ONLY = {"k_cache", "v_cache"}
-# Not part of the computation: facts about a router's choice.
-INFORMATIVE = {"router_margin"}
+# Not part of the computation: facts about a router's or an indexer's choice.
+INFORMATIVE = {"router_margin", "index_margin"}
 
 
 class Altering:
@@ -111,7 +111,7 @@ def test_what_a_recorder_returns_is_what_the_pass_goes_on_with(name: str) -> Non
                 continue
             if instance.layer not in (-1, last):
                 continue
-            recorder = Altering(key, _changed)
+            recorder = Altering(key, _everything if point == "index_keys" else _changed)
             changed = session.logits(IDS, recorder)
             assert recorder.seen == 1, key
             assert rel(changed, plain) > 1e-9, f"{key} changed nothing"
@@ -121,6 +121,10 @@ def _changed(x: Any) -> Any:
     if x.dtype.kind == "i":
         return np.roll(x, 1, axis=0)
     return x * np.linspace(0.5, 1.5, x.shape[-1], dtype=x.dtype) + x.dtype.type(0.01)
+
+
+def _everything(x: Any) -> Any:
+    return np.ones_like(x)
 
 
 @pytest.mark.parametrize("run_", ["numpy:float64", "torch:float64"])

@@ -8,6 +8,7 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.convolution import convolutions
 from aprfmt.causes.forward.delta_net import delta_nets
+from aprfmt.causes.forward.indexer import choices
 from aprfmt.causes.forward.linear import dropped_bias
 from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.causes.forward.mlp import shaped_activations
@@ -233,7 +234,7 @@ def _convolutions(patched: PatchedModel) -> Iterator[Usual]:
 
 
 def _shared(patched: PatchedModel) -> Iterator[Usual]:
-    for changes in (sharing, inputs, copies):
+    for changes in (sharing, inputs, copies, choices):
         yield from each(changes(patched))
 
 

@@ -1,0 +1,63 @@
+"""glm4-moe-lite (GLM-4.7-Flash): deepseek v3 with other sizes, and its layers' experts listed.
+
+GGUF calls it `deepseek2` and has nothing that tells it from deepseek v3, whose pass is the same:
+such a file is read as that. Source: transformers' modeling_glm4_moe_lite; the converter's glm.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from reprlib import repr as short_repr
+
+from aprfmt.arch import hyper_rules, moe
+from aprfmt.arch.deepseek import DEEPSEEK_V3, EXPERTS_HF, routed_scale, v3_hyper
+from aprfmt.arch.mla import (
+    LISTED_EXPERTS_LOSS,
+    groups,
+    listed_experts,
+    mla_lengths,
+    q_lora_rank,
+    shared_experts,
+)
+from aprfmt.arch.spec import Facts
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+
+
+def _whole(value: Value, facts: Facts, hp: Params) -> str:
+    """Raise ArchError for a part of the rotated elements: transformers fails on it."""
+    rope = facts.first("rope_parameters", "rope_scaling")
+    inside = rope[0] if rope is not None and isinstance(rope[0], Mapping) else {}
+    found = facts.first("partial_rotary_factor")
+    part = inside.get("partial_rotary_factor", 1.0 if found is None else found[0])
+    if part != 1:
+        raise ArchError(
+            f"partial_rotary_factor is {short_repr(part)}; expected 1, or no such key: "
+            "transformers makes frequencies of the part, but rotates all elements, and fails"
+        )
+    return ""
+
+
+_ROPE_DIM = next(rule for rule in DEEPSEEK_V3.hyper if rule.name == "rope_dim")
+GLM4_MOE_LITE = replace(
+    DEEPSEEK_V3,
+    name="glm4_moe_lite",
+    called={},
+    hyper=v3_hyper(
+        hyper_rules.context_length(202752),
+        hyper_rules.norm_eps(1e-5),
+        *mla_lengths(192, 256),
+        q_lora_rank(768),
+        replace(_ROPE_DIM, check=_whole),
+        *moe.counts(64, 4, EXPERTS_HF),
+        moe.expert_size(hf_default=1536),
+        shared_experts("n_shared_experts", 1),
+        listed_experts(1, counted=False),
+        routed_scale(1.8),
+        groups("n_expert_groups", "n_group", "expert_group_count", 1),
+        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+    ),
+    lost=(*DEEPSEEK_V3.lost, LISTED_EXPERTS_LOSS),
+    evidence=lambda names, values: False,
+)

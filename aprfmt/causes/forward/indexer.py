@@ -1,0 +1,109 @@
+"""Hypotheses about sparse attention: which keys an indexer chooses, and by what scores."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import Override, PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "key_choice", "forward", "bug",
+        "Sparse attention reads other keys than the model's indexer chooses: too few or too many, "
+        "their neighbours, or those that score best by another rule.",
+        "Queries, keys and values of a layer are equal, and what its attention gives is not.",
+        "Attention over the keys that the named rule chooses is equal.",
+        keys=("index_topk", "index_layers"),
+    ),
+)  # fmt: skip
+CAUSE = "key_choice"
+
+
+def _op(says: str, where: str, op: str, override: Override) -> Change:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        return patched.with_op(op, override, layers)
+
+    return Change(CAUSE, says, (where,), make, {CAUSE: says})
+
+
+def _every(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
+    return mask
+
+
+def _moved(by: int) -> Override:
+    """Return a choice whose keys stand so many places further on."""
+
+    def choose(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
+        kept = np.roll(op(scores, mask, count), by, axis=-1) & mask
+        kept[~kept.any(axis=-1)] = mask[~kept.any(axis=-1)]  # attention reads something
+        return kept
+
+    return choose
+
+
+def _lowest(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
+    return op(-scores, mask, count)
+
+
+def _signed(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
+    """Return scores whose heads keep their negative products: as two indexers', of q and of -q."""
+    return op(q, k, weights, scale) - op(-q, k, weights, scale)
+
+
+def _alike(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
+    return op(q, k, np.ones_like(weights), scale)
+
+
+def _unrotated(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose indexers score queries and keys as they were before rope."""
+    for part in "qk":
+
+        def before(
+            patched: PatchedModel, layer: int, x: Any, held: Any, name: str = f"index_{part}"
+        ) -> Any:
+            return np.array(held[name]).reshape(x.shape)
+
+        patched = patched.with_tap(f"index_{part}_rope", before, layers)
+    return patched
+
+
+def choices(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes with the keys that an indexer chooses."""
+    kind = patched.spec.block.indexer
+    if kind == "none":
+        return
+    told = int(patched.hp["index_topk"])
+    for count in dict.fromkeys((told - 1, told + 1, told // 2, 2 * told)):
+        if count > 0 and count != told:
+            says = f"an indexer chooses {count} keys; the model says {told}"
+            yield hyper_change(CAUSE, says, index_topk=count)
+    yield _op("attention reads every key, not those that an indexer chooses", "index_topk",
+              "best_keys", _every)  # fmt: skip
+    for by, where in ((1, "behind"), (-1, "before")):
+        yield _op(f"attention reads the key {where} each that an indexer chooses", "index_topk",
+                  "best_keys", _moved(by))  # fmt: skip
+    yield Change(CAUSE, "an indexer's queries and keys are not rotated", ("indexer",), _unrotated,
+                 {CAUSE: "not rotated"})  # fmt: skip
+    other = "interleaved" if kind == "half" else "half"
+    yield Change(
+        CAUSE, f"an indexer rotates pairs as {other}; the model's are {kind}", ("indexer",),
+        lambda patched, layers: patched.with_block(indexer=other), {"indexer": other},
+        scoped=False,
+    )  # fmt: skip
+    yield _op("an indexer's heads all weigh one", "indexer.proj", "index_scores", _alike)
+    yield _op("an indexer's heads keep negative products", "indexer", "index_scores", _signed)
+    yield _op("an indexer chooses the keys that score worst", "index_topk", "best_keys", _lowest)
+
+
+def chosen(case: Mismatch) -> Iterator[Change]:
+    """Try other choices of the keys that a layer reads."""
+    if case.layer >= 0:
+        yield from choices(case.patched)
+
+
+HYPOTHESES = (
+    Hypothesis(CAUSE, chosen, 325, "which keys a query sees, as its mask"),
+)  # fmt: skip

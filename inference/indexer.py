@@ -1,0 +1,63 @@
+"""Sparse attention: an indexer of a layer scores all keys and chooses those that attention reads.
+
+Its queries come from the compressed query, its one key a token from the layer's input. A key's
+score is the sum over the indexer's heads of weight * max(0, q.k). Sources: DeepSeek-V3.2's report
+(arXiv 2512.02556), section 2.1; transformers' modeling_deepseek_v32 and modeling_glm_moe_dsa. Of
+the rotation by a Hadamard matrix that other engines do nothing is left in the scores.
+"""
+
+import numpy as np
+
+from aprfmt.inference.backends.base import Array, Numbers
+from aprfmt.inference.context import Context
+from aprfmt.inference.masks import Mask
+from aprfmt.inference.rope import kind_of
+
+EPS = 1e-6  # of the norm on an indexer's keys, in every model
+POINTS = ("index_scores", "index_keys", "index_margin")  # what is worked out on the host
+
+
+def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | None:
+    """Return which keys a layer's queries read [tokens, keys]; None where that is every key.
+
+    `x` [tokens, hidden_size] is the layer's normed input, `latent` [tokens, q_lora_rank] its
+    compressed query.
+    """
+    hp, b = c.hp, c.backend
+    heads, size, count = (int(hp[f"index_{part}"]) for part in ("heads", "head_dim", "topk"))
+    q = c.tap("index_q", layer, c.linear(layer, "indexer.attn_q_b", latent))
+    k = b.layer_norm(
+        c.linear(layer, "indexer.attn_k", x), c.vector(layer, "indexer.k_norm.weight"),
+        c.bias(layer, "indexer.k_norm"), eps=EPS,
+    )  # fmt: skip
+    k = c.tap("index_k", layer, k)
+    q, k = q.reshape(len(x), heads, size), k.reshape(len(x), 1, size)
+    kind = kind_of(hp, layer)
+    if kind is not None and c.block.indexer != "none":
+        q, k = b.ropes([q, k], c.ropes[kind], style=c.block.indexer, cast=c.block.rope_cast)
+        q, k = c.tap("index_q_rope", layer, q), c.tap("index_k_rope", layer, k)
+    weights = c.tap("index_w", layer, c.linear(layer, "indexer.proj", x))
+    if c.cache is not None:
+        k = c.cache.extend_index(layer, k)
+    keys, wanted = int(k.shape[0]), any(c.wants(point, layer) for point in POINTS)
+    if keys <= count and not wanted:
+        return None
+    mask = b.seen(len(x), keys, c.facts.cached, None, causal=True)
+    scale = float(size * heads) ** -0.5
+    if not wanted:
+        return b.chosen_keys(q, k, weights, mask, scale=scale, count=count)
+    scores = c.tap("index_scores", layer, b.index_scores(q, k, weights, scale))
+    scores = b.to_numpy(scores)
+    kept = c.tap("index_keys", layer, b.best_keys(scores, mask, count).astype(np.int64))
+    c.tap("index_margin", layer, _margin(scores, mask, count))
+    return np.asarray(b.to_numpy(kept) != 0) & mask
+
+
+def _margin(scores: Numbers, mask: Mask, count: int) -> Numbers:
+    """Return the last chosen key's score minus the next one's [tokens], infinite without one."""
+    if count >= scores.shape[1]:
+        return np.full(len(scores), np.inf, scores.dtype)
+    ranked = -np.sort(-np.where(mask, scores, -np.inf), axis=-1)
+    last, following = ranked[:, count - 1], ranked[:, count]
+    there = following > -np.inf
+    return np.where(there, last - np.where(there, following, 0), np.inf)
