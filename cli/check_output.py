@@ -42,8 +42,7 @@ def failure_lines(checks: "Iterable[Check]") -> "list[Line]":
 
 def show_verdict(found: "Pronounced") -> None:
     """Print the line of a verdict."""
-    text, style = verdict_line(found)
-    render.say(text, style=style)
+    render.say_verdict(*verdict_line(found))
 
 
 def show_validation(report: "Validation") -> None:

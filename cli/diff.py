@@ -176,13 +176,13 @@ def show_samples(report: "SampleReport") -> None:
             style="warn",
         )
     if report.different:
-        render.say(report.pronounced.says, style="bad")
+        render.say_verdict(report.pronounced.says, "bad")
         return
     if report.share is not None:
         render.line(
             f"no range differs: with 95 % confidence fewer than {report.share:.2%} of the ranges do"
         )
-    render.say(report.pronounced.says, style="warn")
+    render.say_verdict(report.pronounced.says, "warn")
     render.line("one changed tensor, or one bit, is easily missed; diff without --sample reads "
                 "everything", style="warn")  # fmt: skip
 
@@ -239,7 +239,7 @@ def _others(report: DiffReport) -> Iterator[Line]:
 
 def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
     """Print the verdict and what it stands on, then the worst tensors."""
-    render.say(found.says, style=_STYLES[found.exit])
+    render.say_verdict(found.says, _STYLES[found.exit])
     _not_compared(found)
     for one in report.relations:
         render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")
