@@ -446,9 +446,11 @@ class ProgressLine:
 
         said = progress_text(done, total, now - self._began, self._unit)
         drawn = terminal.draw_bar(
-            done, total, colour=not os.environ.get("NO_COLOR"),
+            done,
+            total,
+            colour=not os.environ.get("NO_COLOR"),
             encoding=getattr(sys.stderr, "encoding", None) or "utf-8",
-        )  # fmt: skip
+        )
         STATUS.counts(f"{self._what} {drawn} {said}", done >= total)
 
     def say(self, text: str) -> None:

@@ -48,9 +48,13 @@ def draw_bar(done: int, total: int, *, colour: bool, encoding: str) -> str:
     raw = BytesIO()
     out = TextIOWrapper(raw, encoding, newline="")
     console = Console(
-        file=out, width=BAR, force_terminal=True, color_system="standard" if colour else None,
-        no_color=not colour, legacy_windows=False,
-    )  # fmt: skip
+        file=out,
+        width=BAR,
+        force_terminal=True,
+        color_system="standard" if colour else None,
+        no_color=not colour,
+        legacy_windows=False,
+    )
     console.print(ProgressBar(total=max(total, 1), completed=done if total else 1), end="")
     out.flush()
     text = raw.getvalue().decode(encoding)

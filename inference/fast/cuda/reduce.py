@@ -85,7 +85,10 @@ def to_stats_of(counts: Sequence[int], results: Any) -> list[Stats]:
     return [
         Stats(count, *(values if some else none), *others)
         for count, some, values, *others in zip(
-            counts, n.tolist(), zip(*(x.tolist() for x in reals), strict=True), *integers,
+            counts,
+            n.tolist(),
+            zip(*(x.tolist() for x in reals), strict=True),
+            *integers,
             strict=True,
         )
-    ]  # fmt: skip
+    ]
