@@ -133,9 +133,12 @@ def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
 
 def _change(name: str, roles: Sequence[str], order: Sequence[int], make: Any) -> Change:
     return Change(
-        "shard_order", f"{', '.join(roles)} of {name} has {says_order(order)}", tuple(roles), make,
+        "shard_order",
+        f"{', '.join(roles)} of {name} has {says_order(order)}",
+        tuple(roles),
+        make,
         {"order": list(order)},
-    )  # fmt: skip
+    )
 
 
 def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
