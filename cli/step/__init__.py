@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aprfmt.cli import dry_run as dry_runs
 from aprfmt.cli import options, render
 from aprfmt.cli.html_page import add_page
 from aprfmt.cli.step import output
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 @options.accept()
 @options.verbose("Every tensor.")
 @options.html("Write a page: every tensor with its gradient and its update.")
+@dry_runs.option
 @options.arch
 @options.force
 @options.common
@@ -69,6 +71,7 @@ def command(
     accept: tuple[str, ...],
     verbose: bool,
     html: Path | None,
+    dry_run: bool,
     arch: str | None,
     force: bool,
 ) -> int:
@@ -79,6 +82,9 @@ def command(
     """
     from aprfmt.training.step import explain_step
 
+    if dry_run:
+        state = () if optimizer_state is None else (optimizer_state,)
+        return output.report_memory(model, after, adapter, (*grads, *state), arch)
     options.check_new(force, html)
     with render.ProgressLine("step") as progress:
         report = explain_step(
