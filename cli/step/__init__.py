@@ -35,6 +35,27 @@ if TYPE_CHECKING:
     help="Gradients of the step, by parameter: safetensors, npz or .pt; several files.",
 )
 @click.option(
+    "--batch",
+    type=options.FILE,
+    metavar="FILE",
+    help="The step's batch, npz: its gradients are computed, and --grads held against them.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, help="Where they are computed: cpu, cuda, cuda:N."
+)
+@click.option(
+    "--dtype",
+    default="float64",
+    show_default=True,
+    type=click.Choice(("float64", "float32", "bfloat16", "float16")),
+    help="The arithmetic they are computed in.",
+)
+@click.option(
+    "--trainer-dtype",
+    type=click.Choice(("float64", "float32", "bfloat16", "float16")),
+    help="The trainer's own, as under autocast; its rounding is measured. Default: the weights'.",
+)
+@click.option(
     "--optimizer",
     metavar="RULE",
     help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion).",
@@ -57,6 +78,10 @@ def command(
     after: Path | None,
     adapter: Path | None,
     grads: tuple[Path, ...],
+    batch: Path | None,
+    device: str,
+    dtype: str,
+    trainer_dtype: str | None,
     optimizer: str | None,
     optimizer_state: Path | None,
     rename: "tuple[Rename, ...]",
@@ -80,6 +105,10 @@ def command(
             after=after,
             adapter=adapter,
             grads=grads,
+            batch=batch,
+            device=device,
+            dtype=dtype,
+            trainer_dtype=trainer_dtype,
             optimizer=optimizer,
             optimizer_state=optimizer_state,
             rename=rename,
