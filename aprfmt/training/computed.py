@@ -99,12 +99,12 @@ def compute_gradients(
     adapter: Path | None = None,
     device: str = "cpu",
     dtype: str = "float64",
-    trainer_dtype: str | None = None,
+    trained_in: str | None = None,
 ) -> tuple[ComputedGradients, BatchNumbers]:
     """Return the gradients of a batch's mean loss over its labels, and the batch's numbers.
 
     `base` is the model before the step; with `adapter` it is frozen, and the factors train.
-    `trainer_dtype` is the arithmetic of the trainer, None for that of most stored weights: a second
+    `trained_in` is the arithmetic of the trainer, None for that of most stored weights: a second
     pass in it measures what rounding does to each gradient, unless it is `dtype` itself. Where
     all activations do not fit, those of one layer are held at a time. Raises UsageError where that
     does not fit either, FormatError for arrays that are no batch of the model, and
@@ -143,7 +143,7 @@ def compute_gradients(
         result = batch_gradients(
             base, loaded, device=device, dtype=dtype, pairs=pairs, activations=held
         )
-        lower = trainer_dtype or dtype_of(base)
+        lower = trained_in or dtype_of(base)
         rounded = None
         if lower != dtype:
             rounded = batch_gradients(

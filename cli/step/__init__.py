@@ -51,11 +51,6 @@ if TYPE_CHECKING:
     help="The arithmetic they are computed in.",
 )
 @click.option(
-    "--trainer-dtype",
-    type=click.Choice(("float64", "float32", "bfloat16", "float16")),
-    help="The trainer's own, as under autocast; its rounding is measured. Default: the weights'.",
-)
-@click.option(
     "--optimizer",
     metavar="RULE",
     help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion).",
@@ -65,6 +60,11 @@ if TYPE_CHECKING:
     type=options.FILE,
     metavar="FILE",
     help="What the trainer saved of the optimizer after the step (or before it: add step=N).",
+)
+@click.option(
+    "--trained-in",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="The type the trainer computes in, whose rounding is measured. Default: the weights'.",
 )
 @options.rename
 @options.accept()
@@ -81,9 +81,9 @@ def command(
     batch: Path | None,
     device: str,
     dtype: str,
-    trainer_dtype: str | None,
     optimizer: str | None,
     optimizer_state: Path | None,
+    trained_in: str | None,
     rename: "tuple[Rename, ...]",
     accept: tuple[str, ...],
     verbose: bool,
@@ -108,9 +108,9 @@ def command(
             batch=batch,
             device=device,
             dtype=dtype,
-            trainer_dtype=trainer_dtype,
             optimizer=optimizer,
             optimizer_state=optimizer_state,
+            trained_in=trained_in,
             rename=rename,
             arch=arch,
             accept=accept,

@@ -67,11 +67,12 @@ def test_gradients_under_autocast_agree_where_that_is_said(tmp_path: Path) -> No
         {key: p.grad.numpy() for key, p in model.named_parameters()}, tmp_path / "g.safetensors"
     )
     said = explain_step(
-        folder, grads=[tmp_path / "g.safetensors"], batch=batch, trainer_dtype="bfloat16"
+        folder, grads=[tmp_path / "g.safetensors"], batch=batch, trained_in="bfloat16"
     )
     assert said.exit_code == 0, [row for row in said.tensors if row.why]
     unsaid = explain_step(folder, grads=[tmp_path / "g.safetensors"], batch=batch)
-    assert unsaid.exit_code == 1 and not any(c.level == "confirmed" for c in unsaid.causes)
+    assert unsaid.exit_code == 2 and not unsaid.causes
+    assert any("--trained-in bfloat16" in row.why for row in unsaid.tensors)
 
 
 @pytest.mark.parametrize(
