@@ -63,8 +63,8 @@ def explain_step(
     (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` what the trainer saved of it after the step.
     `batch` is the step's batch: its gradients are computed by torch on `device` in `dtype`, and the
     given ones held against them. `trained_in` is the arithmetic that made those, whose rounding a
-    second pass measures (`bfloat16`; None: that of the stored weights). `computed` are gradients
-    from elsewhere, and `facts` the numbers of their batch, for what a factor may come of.
+    second pass measures (`bfloat16`; None: what the gradients and the weights show). `computed` are
+    gradients from elsewhere, and `facts` the numbers of their batch, for what a factor comes of.
     Raises UsageError where there is nothing to compare, or where a file is of another model.
     """
     if after is None and not grads:
@@ -95,7 +95,7 @@ def explain_step(
                 adapter=own_adapter,
                 device=device,
                 dtype=dtype,
-                trained_in=trained_in,
+                trained_in=trained_in or _few_bits(given, found.rows),
             )
         step = _Step(
             before,
@@ -116,6 +116,15 @@ def explain_step(
             left=(*found.left, *step.left),
             accept=tuple(accept),
         )
+
+
+def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str | None:
+    """Return bfloat16 where a given gradient holds no finer numbers, as autocast leaves them."""
+    for parameter in parameters:
+        reader = None if given is None or parameter.vector else given.reader(parameter)
+        if reader is not None and reader.noise >= UNIT["F16"]:
+            return "bfloat16"
+    return None
 
 
 @dataclass(frozen=True)

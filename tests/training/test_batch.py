@@ -54,7 +54,7 @@ def test_transformers_gradients_agree(name: str, tmp_path: Path) -> None:
     assert max(row.distance or 0 for row in report.tensors) < 1e-3
 
 
-def test_gradients_under_autocast_agree_where_that_is_said(tmp_path: Path) -> None:
+def test_gradients_under_autocast_agree(tmp_path: Path) -> None:
     """float32 weights computed in bfloat16: rounding is 100 times what float32 explains."""
     folder, batch, _ = made("qwen2")
     from transformers import AutoModelForCausalLM
@@ -66,13 +66,15 @@ def test_gradients_under_autocast_agree_where_that_is_said(tmp_path: Path) -> No
     save_file(
         {key: p.grad.numpy() for key, p in model.named_parameters()}, tmp_path / "g.safetensors"
     )
-    said = explain_step(
-        folder, grads=[tmp_path / "g.safetensors"], batch=batch, trained_in="bfloat16"
+    for said in ("bfloat16", None):  # None: the products' gradients show it
+        report = explain_step(
+            folder, grads=[tmp_path / "g.safetensors"], batch=batch, trained_in=said
+        )
+        assert report.exit_code == 0, [row for row in report.tensors if row.why]
+    unsaid = explain_step(
+        folder, grads=[tmp_path / "g.safetensors"], batch=batch, trained_in="float32"
     )
-    assert said.exit_code == 0, [row for row in said.tensors if row.why]
-    unsaid = explain_step(folder, grads=[tmp_path / "g.safetensors"], batch=batch)
-    assert unsaid.exit_code == 2 and not unsaid.causes
-    assert any("--trained-in bfloat16" in row.why for row in unsaid.tensors)
+    assert unsaid.exit_code != 0 and not any(c.level == "confirmed" for c in unsaid.causes)
 
 
 @pytest.mark.parametrize(
