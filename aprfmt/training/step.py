@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,8 @@ from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
 from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
+from aprfmt.training.computed import BatchNumbers as BatchNumbers
+from aprfmt.training.computed import compute_gradients
 from aprfmt.training.judge import CLIPS, Held, Judgement, judge_gradient, judge_update, share_given
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
@@ -43,8 +45,11 @@ def explain_step(
     grads: Sequence[Path | str] = (),
     optimizer: str | None = None,
     optimizer_state: Path | str | None = None,
-    computed: "ComputedGradients | None" = None,
-    facts: "BatchNumbers | None" = None,
+    batch: Path | str | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+    computed: ComputedGradients | None = None,
+    facts: BatchNumbers | None = None,
     trained_in: str | None = None,
     rename: Sequence[Rename] = (),
     arch: str | None = None,
@@ -56,9 +61,10 @@ def explain_step(
     `model` is the checkpoint before the step (with `adapter`: the base below it), `after` the one
     after it. `grads` are files of the gradients of the step, `optimizer` is the recipe
     (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` what the trainer saved of it after the step.
-    `computed` are the gradients of the step's batch, computed here, and `facts` the numbers of that
-    batch, for what a factor between the two may come of. `trained_in` is the type the trainer
-    computes in, where its gradients are to be held to that (`bfloat16`).
+    `batch` is the step's batch: its gradients are computed by torch on `device` in `dtype`, and the
+    given ones held against them. `trained_in` is the arithmetic that made those, whose rounding a
+    second pass measures (`bfloat16`; None: what the gradients and the weights show). `computed` are
+    gradients from elsewhere, and `facts` the numbers of their batch, for what a factor comes of.
     Raises UsageError where there is nothing to compare, or where a file is of another model.
     """
     if after is None and not grads:
@@ -81,6 +87,16 @@ def explain_step(
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename)
+        if batch is not None:
+            own_adapter = None if adapter is None else Path(adapter)
+            computed, facts = compute_gradients(
+                base,
+                Path(batch),
+                adapter=own_adapter,
+                device=device,
+                dtype=dtype,
+                trained_in=trained_in or _few_bits(given, found.rows),
+            )
         step = _Step(
             before,
             found.rows,
@@ -102,12 +118,13 @@ def explain_step(
         )
 
 
-@dataclass(frozen=True)
-class BatchNumbers:
-    """Numbers of a batch by what they are, and the ids of its tokens."""
-
-    counts: Mapping[str, float] = field(default_factory=dict)
-    tokens: frozenset[int] = frozenset()
+def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str | None:
+    """Return bfloat16 where a given gradient holds no finer numbers, as autocast leaves them."""
+    for parameter in parameters:
+        reader = None if given is None or parameter.vector else given.reader(parameter)
+        if reader is not None and reader.noise >= UNIT["F16"]:
+            return "bfloat16"
+    return None
 
 
 @dataclass(frozen=True)
@@ -376,7 +393,9 @@ class _Step:
             self.facts.counts,
             self.facts.tokens,
         )
-        return _Compared(found.facts, case.distance, judge_gradient(case))
+        judged = judge_gradient(case, computed.rounding(key))
+        nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
+        return _Compared(found.facts, None if nothing else case.distance, judged)
 
     def _computed_norm(self) -> float | None:
         """Return the norm over all computed gradients, None without any."""
