@@ -22,5 +22,5 @@ def ranks_apart(traces: Mapping[str, Trace]) -> Iterator[Finding]:
         yield Finding(
             "ranks_differ", f"{first['name']} (pass {first['pass']}): {first['says']}{more}",
             "forward", "bug", names, False, "", first["apart"], None, first["name"],
-            {"axis": first["axis"], "ranks": list(first["ranks"])}, label, reached="located",
+            {"axis": first["axis"], "ranks": list(first["ranks"])}, label,
         )  # fmt: skip

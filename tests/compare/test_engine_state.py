@@ -76,7 +76,18 @@ def on_second(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]]
 
 def without(name: str) -> Callable[[list[State]], None]:
     """Return what removes a tensor."""
-    return lambda held: [state.pop(name) for state in held] and None
+
+    def apply(held: list[State]) -> None:
+        for state in held:
+            del state[name]
+
+    return apply
+
+
+def old_layer(held: list[State]) -> None:
+    """Leave layer 0's q, k and v in layer 1."""
+    for state in held:
+        state[Q] = state[Q.replace("1", "0")]
 
 
 def random(x: Any) -> Any:
@@ -103,11 +114,7 @@ WRONG: dict[str, tuple[Callable[[list[State]], None], str, str]] = {
         "up_proj",
     ),
     "a norm of one rank": (on_second(NORM, lambda x: x * 2), "scale", "input_layernorm"),
-    "an old layer": (
-        lambda held: [state.__setitem__(Q, state[Q.replace("1", "0")]) for state in held] and None,
-        "layer_order",
-        "k_proj",
-    ),
+    "an old layer": (old_layer, "layer_order", "k_proj"),
     "not there": (without(OUT), "", "o_proj"),
 }
 
