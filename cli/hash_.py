@@ -121,7 +121,12 @@ def _write_roles(path: Path, arch: str | None, ranks: int, force: bool) -> int:
         with render.ProgressLine("hash") as progress:
             rows = role_manifest.parameter_rows(opened, ranks, progress)
         written = role_manifest.write_roles(opened, ranks, rows, force=force)
-        body: HashResult = {"model": str(opened.path), "tensors": [], "written": str(written)}
+        body: HashResult = {
+            "model": str(opened.path),
+            "tensors": [],
+            "damage": [],
+            "written": str(written),
+        }
 
     def say() -> None:
         render.line(
