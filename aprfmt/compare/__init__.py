@@ -168,7 +168,7 @@ def diff_models(
          if row.explanation is not None and (side := pair.b or pair.a) is not None},
         b.metadata.get("general.file_type"),
         own_values(b),
-        tuple(each for each in dict.fromkeys(one.cause for one in found) if own_part(each, b)),
+        tuple(each for each in dict.fromkeys(one.cause for one in found) if own_part(each, a, b)),
         tuple(not_tried),
     )  # fmt: skip
 

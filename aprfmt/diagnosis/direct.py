@@ -303,8 +303,12 @@ def _elsewhere(
     beyond: Sequence[PointDiff], moved: Mapping[str, str], dead: Mapping[str, str],
     a: TraceLike, b: TraceLike,
 ) -> Finding:  # fmt: skip
-    """Return the finding that both sides computed the same, and recorded it at other points."""
-    says = {pair.key: moved.get(pair.key) or _related(pair, a, b) for pair in beyond}
+    """Return the finding that both sides computed the same, and recorded it at other points.
+
+    It is explained as far as a relation gives B's values; that a later point agrees only places it.
+    """
+    known = {pair.key: moved.get(pair.key) or _relation(pair, a, b) for pair in beyond}
+    says = {key: text or f"{parse_key(key)[0]}: other values" for key, text in known.items()}
     by_point = {parse_key(key)[0]: text for key, text in reversed(says.items())}
     first = beyond[0]
     point = parse_key(first.key)[0]
@@ -315,17 +319,17 @@ def _elsewhere(
         "capture_point", f"B recorded at another point: {words}; every other point agrees{why}",
         "capture", "same", tuple(says), True, first.key, first.rel_l2, 0.0, first.key,
         {"recorded_as": point, "is": says[first.key], "agrees": agrees},
-        proof=unfitted_proof(len(says)),
+        proof=unfitted_proof(len(says), sum(map(bool, known.values())) / len(says)),
     )  # fmt: skip
 
 
-def _related(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
-    """Say how B's value of a point follows from A's."""
+def _relation(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
+    """Say how B's value of a point follows from A's, "" where no relation gives it."""
     x, y = a.values(pair.key), b.values(pair.key)
     if x is None or y is None or np.size(x) != np.size(y):
-        return f"{parse_key(pair.key)[0]} in another form"
+        return ""
     found = relation(np.asarray(x), np.asarray(y), 10 * pair.tolerance)
-    return f"{parse_key(pair.key)[0]}: {found or 'other values'}"
+    return f"{parse_key(pair.key)[0]}: {found}" if found else ""
 
 
 def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:

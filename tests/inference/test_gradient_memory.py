@@ -8,6 +8,7 @@ import torch
 
 from aprfmt.inference.batch import read_batch
 from aprfmt.inference.gradients import of_batch
+from aprfmt.inference.gradients.documents import documents
 from aprfmt.inference.gradients.memory import gradient_memory
 from aprfmt.inference.gradients.of_batch import batch_gradients
 from aprfmt.model import open_model
@@ -51,7 +52,7 @@ def test_what_is_said_is_what_autograd_saves(
     assert said.peak > layer.peak and said.to_json()["peak"] == said.peak
 
 
-real = of_batch.documents
+real = documents
 
 
 def test_a_frozen_base_has_no_gradients_and_points_are_counted(tmp_path: Path) -> None:
