@@ -22,7 +22,8 @@ from aprfmt.model.engine_state import COLUMNS, JOINED, STACKED, TABLES
 
 Numbers = NDArray[np.float32]
 SCHEMA = "aprfmt.role-manifest/1"
-PADDED = 64  # vLLM pads a vocabulary to a multiple of it, for every rank alike
+# vLLM pads a vocabulary to a multiple of this, and ranks divide what comes out.
+PADDED = 64
 MAX_RANKS = 1024
 
 
@@ -132,7 +133,10 @@ def _shares(name: str, module: str, whole: Numbers, ranks: int, least: int) -> l
     if ranks == 1 or (whole.ndim < 2 and not _is_rows(module)):
         return [whole] * ranks
     if module in TABLES:
-        size = -(-len(whole) // (PADDED * ranks)) * PADDED
+        total = -(-len(whole) // PADDED) * PADDED
+        if total % ranks:
+            return _odd(name, ranks)
+        size = total // ranks
         return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
     if module in COLUMNS:
         if whole.ndim < 2:
