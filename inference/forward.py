@@ -24,7 +24,7 @@ from aprfmt.inference.delta_net import delta_net
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.moe import moe
 from aprfmt.inference.placing import feeds, has_last_norm, mixer
-from aprfmt.inference.points import normed_before, unscaled
+from aprfmt.inference.points import norm_role, normed_before, placement, unscaled
 from aprfmt.inference.rope import ropes
 from aprfmt.inference.short_conv import short_conv
 from aprfmt.inference.state_space import mamba, mamba2
@@ -225,7 +225,7 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     if c.block.streams == "altup":
         copies, x = altup.predict(c, layer, x)
     h = x
-    if normed_before(c.block) and c.hp["attn_norm_layers"][layer]:
+    if normed_before(c.block, c.hp, layer) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
     if c.hp["parallel_residual"]:
         mix, half = _MIXERS[mixer(c.block, c.hp, layer)]
@@ -243,7 +243,7 @@ def _block(c: Context, layer: int, x: Array) -> Array:
         x = b.narrow(b.wide(b.add(x, short)) / 2.0**0.5)
     x = c.tap("mid", layer, x)
     h = x
-    if normed_before(c.block):
+    if normed_before(c.block, c.hp, layer):
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
     x = _after_mlp(c, layer, x, h)
     return c.tap("out", layer, _left(c, layer, _summed(c, layer, x, _MLP), copies))
@@ -354,7 +354,7 @@ def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array
     """Return the stream after one half; one fused operation if no point between is wanted."""
     if c.block.halves == "one" and c.hp["wide_stream"]:
         return c.backend.add_wide(x, half.product(c, layer, inner))
-    if unscaled(c.block, c.hp) and not c.wants(half.point, layer):
+    if unscaled(c.block, c.hp, layer) and not c.wants(half.point, layer):
         w = c.weights.of(layer, f"{half.role}.weight")
         return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
     return c.backend.add(x, _contribution(c, layer, half.product(c, layer, inner), half))
@@ -362,12 +362,13 @@ def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array
 
 def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     """Return the value added to the stream, after post-norm and residual factor."""
-    if unscaled(c.block, c.hp):
+    if unscaled(c.block, c.hp, layer):
         return x
     scale = float(c.hp["residual_scale"])
-    there = c.weights.get_role(layer, f"{half.norm}.weight") is not None
-    if there and c.block.placement in ("post", "sandwich"):
-        x = c.norm(layer, half.norm, x)
+    role = norm_role(c.block, half.norm)
+    there = c.weights.get_role(layer, f"{role}.weight") is not None
+    if there and placement(c.block, c.hp, layer) in ("post", "sandwich"):
+        x = c.norm(layer, role, x)
     if c.block.multipliers != "none":
         scale = float(c.hp["ffn_down_scale"])  # attention's stands in _both
     if scale != 1:

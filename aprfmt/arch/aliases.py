@@ -40,6 +40,7 @@ ROWS: Mapping[str, ArchRow] = {
     "gpt_oss": _row("gpt_oss GptOssForCausalLM", "gpt-oss", "gpt_oss gpt-oss"),
     "olmo2": _row("olmo2 Olmo2ForCausalLM", "olmo2"),
     "olmo3": _row("olmo3 Olmo3ForCausalLM", "olmo2", module="olmo2"),
+    "olmo_hybrid": _row("olmo_hybrid OlmoHybridForCausalLM", ""),
     "stablelm": _row("stablelm StableLmForCausalLM", "stablelm"),
     "starcoder2": _row("starcoder2 Starcoder2ForCausalLM", "starcoder2"),
     "granite": _row("granite GraniteForCausalLM", "granite"),

@@ -14,7 +14,8 @@ class BlockSpec:
     activations' dtype ("before_weight": llama, mistral, mixtral, qwen, phi3, granite, smollm3,
     deepseek; "after_weight": olmo2, gpt-oss, cohere, gemma). placement: pre (llama), post (olmo2:
     after attention and MLP, none before), sandwich (gemma2/3: both), after (bert: of each sum, and
-    the stream goes on with it). qk_norm: none; head (RMS over head_dim, shared weight); width (RMS
+    the stream goes on with it), by_mixer (olmo_hybrid: pre in layers that a recurrence mixes, post
+    in those with attention). qk_norm: none; head (RMS over head_dim, shared weight); width (RMS
     over the whole projection before the split); head_layer (LayerNorm over head_dim: cohere and
     stablelm with one weight row a head and no bias, phi2 with one shared weight and bias); plain
     (RMS over head_dim without a weight: llama4). qk_norm_place: before_rope; after_rope (hunyuan);
@@ -63,7 +64,7 @@ class BlockSpec:
     norm: Literal["rms", "layer"] = "rms"
     norm_offset: Literal[0, 1] = 0
     norm_cast: Literal["before_weight", "after_weight"] = "before_weight"
-    placement: Literal["pre", "post", "sandwich", "after"] = "pre"
+    placement: Literal["pre", "post", "sandwich", "after", "by_mixer"] = "pre"
     qk_norm: Literal["none", "head", "width", "head_layer", "plain"] = "none"
     parallel_norm: Literal["one", "two"] = "one"
     qk_norm_place: Literal["before_rope", "after_rope", "rotated"] = "before_rope"

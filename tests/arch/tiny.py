@@ -28,6 +28,7 @@ from tests.arch.tiny_sizes import (
     MOE,
     MPT,
     NEMOTRON,
+    OLMO_HYBRID,
     UNGROUPED,
     YARN,
 )
@@ -288,6 +289,13 @@ TINY: tuple[Tiny, ...] = (
     Tiny("qwen3_5_moe", "qwen3_5_moe_text", "plain", {
         **MOE, **DELTA, "shared_expert_intermediate_size": 28,
     }, {key: value for key, value in SIZES.items() if key != "intermediate_size"}),
+    Tiny("olmo_hybrid", "olmo_hybrid", "plain", OLMO_HYBRID),
+    Tiny("olmo_hybrid", "olmo_hybrid", "unrotated", OLMO_HYBRID | {
+        "linear_allow_neg_eigval": False, "attention_bias": True, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_theta": None}, "layer_types": [
+            "full_attention", "linear_attention", "full_attention", "linear_attention",
+        ],
+    }),
     Tiny("lfm2", "lfm2", "plain", LFM2 | {"block_multiple_of": 8}),
     Tiny("lfm2", "lfm2", "biases", LFM2 | {
         "conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False,

@@ -88,8 +88,8 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"per_layer_projection": (("per_layer_out",), "per_layer_mul"),
     r"post_per_layer_input_norm": (("per_layer_contrib",), ""),
     r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
-    r"linear_attn\.in_proj_z": (("delta_gate",), ""),
-    r"linear_attn\.out_proj": (("attn_out",), "delta_norm"),
+    r"linear_attn\.(in_proj_z|g_proj)": (("delta_gate",), ""),
+    r"linear_attn\.(out_proj|o_proj)": (("attn_out",), "delta_norm"),
     r"conv\.in_proj": (("conv_in",), ""),
     r"conv\.out_proj": (("attn_out",), "conv_gated"),
     r"feed_forward\.w1": (("ffn_gate",), ""),
@@ -482,6 +482,8 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
         name, prefix = layer[2], f"L{layer[1]}."
         if name == "post_attention_layernorm":
             sandwich = cfg.model_type in SANDWICH
+            if cfg.model_type == "olmo_hybrid":
+                sandwich = cfg.layer_types[int(layer[1])] == "full_attention"
             keep(prefix + ("attn_contrib" if sandwich else "ffn_norm"), out)
             if not sandwich and not getattr(cfg, "use_parallel_residual", False):
                 keep(prefix + "mid", args[0])
@@ -530,7 +532,8 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             if cfg.model_type == "falcon_h1":
                 points = {"mamba.out_proj": ("ssm_out",), "feed_forward": ("ffn_contrib",)}.get(
                     name, points)  # fmt: skip
-            if name == "self_attn.q_proj" and hasattr(cfg, "linear_num_value_heads"):
+            gated = hasattr(cfg, "linear_num_value_heads") and cfg.model_type != "olmo_hybrid"
+            if name == "self_attn.q_proj" and gated:
                 points = ("q", "attn_gate")
             first = out[0] if isinstance(out, tuple) else out
             if name == "attn.Wqkv" and cfg.attn_config.clip_qkv:
