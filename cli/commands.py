@@ -100,6 +100,10 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
             "attest", "Say whether a quantized model is what its base gives.",
             "aprfmt attest q4.gguf --from model",
         ),
+        "step": CommandRow(
+            "step", "Explain a training step: what it did to the weights, and whether it is right.",
+            "aprfmt step model --after stepped --optimizer adamw:lr=2e-4,wd=0.1,step=1",
+        ),
         "hash": CommandRow(
             "hash_", "SHA-256 of every tensor, stored and decoded.",
             "aprfmt hash model.gguf --write",

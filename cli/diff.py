@@ -20,7 +20,7 @@ from aprfmt.errors import UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import share_text
-from aprfmt.measure.records import EQUAL, Explanation, FieldDiff, TensorDiff
+from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Pronounced
 
@@ -372,7 +372,7 @@ def _tensor(tensor: TensorDiff) -> None:
         render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")
 
 
-def _explanation(found: Explanation) -> None:
+def _explanation(found: Finding) -> None:
     sure = found.certainty + share_text(found.share)
     after = ""
     if found.residual_after is not None:

@@ -16,8 +16,9 @@ from aprfmt.inference import cuda_driver
 PACKAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("numpy", "everything that decodes", ("",)),
     ("ml_dtypes", "FP8 and BF16 arrays", ("",)),
-    ("safetensors", "the tests' oracle", ("",)),
-    ("gguf", "the tests' oracle", ("",)),
+    ("safetensors", "validate --second-reader", ("",)),
+    ("gguf", "validate --second-reader", ("",)),
+    ("huggingface_hub", "the token of hf:// addresses", ("",)),
     ("tokenizers", "tokenize, run, trace --prompt", ("",)),
     ("jinja2", "chat templates", ("",)),
     ("torch", "backend torch", ("torch",)),

@@ -144,7 +144,8 @@ def all_topics() -> dict[str, dict[str, str]]:
         "verdict": VERDICT_TEXTS,
         "outcome": OUTCOME_TEXTS,
         "check": {
-            row.name: f"a check of `validate`: {row.proves}." for row in file_checks(source=True)
+            row.name: f"a check of `validate`: {row.proves}."
+            for row in file_checks(source=True, second_reader=True)
         },
         "gate": {row.name: f"a gate of `qa`: {row.proves}." for row in gates()},
         "cause": {name: describe(name) for name in CAUSES},

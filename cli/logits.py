@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from aprfmt.cli import check_output, options, render, run_options
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check, Report
@@ -31,6 +32,11 @@ class LogitsResult(TypedDict):
 @click.argument("model", type=options.MODEL_RUN)
 @run_options.what
 @click.option("--out", type=options.NamedPath(), help="Write float32 [tokens, vocab] .npy.")
+@click.option("--reference", type=options.NamedPath(), metavar="ANSWER",
+              help="Compare log-probabilities with a server's answer (JSON of vLLM, SGLang, "
+              "OpenAI-compatible) or a saved trace: a table by position.")  # fmt: skip
+@click.option("--load", "loaded", type=options.NamedPath(), metavar="ANSWER",
+              help="With --reference: take this answer or trace, do not run MODEL.")  # fmt: skip
 @run_options.where
 @options.arch
 @options.force
@@ -38,6 +44,8 @@ class LogitsResult(TypedDict):
 def command(
     model: str,
     out: Path | None,
+    reference: Path | None,
+    loaded: Path | None,
     force: bool,
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
@@ -46,7 +54,16 @@ def command(
 
     --out FILE.npy writes them all, float32 [tokens, vocab]. Exit 1 when the gate fails: a NaN or
     an infinity, no spread, no peak.
+
+    With --reference the log-probabilities are compared by token and position: exit 1 where they
+    differ by more than rounding makes, and the first position is named.
     """
+    if reference is not None:
+        from aprfmt.cli import logprobs
+
+        return logprobs.compare(model, reference, loaded, tokens, where, out)
+    if loaded is not None:
+        raise UsageError("--load goes with --reference, which names what it is compared with")
     import numpy as np
 
     from aprfmt.base.outcome import Report

@@ -14,6 +14,8 @@ from aprfmt.cli.html_page import add_page
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
 @click.option("--against", metavar="SRC", type=options.PathOrAddress(),
               help="What MODEL was made of: nothing of it may be lost.")  # fmt: skip
+@click.option("--second-reader", is_flag=True,
+              help="The official library (gguf, safetensors) reads it, too.")  # fmt: skip
 @options.allow_missing
 @options.accept()
 @options.html("Write a page: the verdict, every check with what it found.")
@@ -21,8 +23,9 @@ from aprfmt.cli.html_page import add_page
 @options.force
 @options.common_ci
 def command(
-    model: Path, strict: bool, against: Path | None, allow_missing: tuple[str, ...],
-    accept: tuple[str, ...], html: Path | None, arch: str | None, force: bool,
+    model: Path, strict: bool, against: Path | None, second_reader: bool,
+    allow_missing: tuple[str, ...], accept: tuple[str, ...], html: Path | None, arch: str | None,
+    force: bool,
 ) -> int:  # fmt: skip
     """Check every byte of MODEL: checksums, values, scales, completeness, tokenizer, claims.
 
@@ -35,7 +38,7 @@ def command(
     with render.ProgressLine("validate", "bytes") as progress:
         report = validate(
             model, arch=arch, strict=strict, allow_missing=allow_missing, against=against,
-            accept=accept, progress=progress,
+            second_reader=second_reader, accept=accept, progress=progress,
         )  # fmt: skip
     body = report.to_json()
     add_page(body, html, force, lambda: check_page.validation_page(body))

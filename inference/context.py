@@ -1,6 +1,5 @@
 """The context of one forward pass: backend, weights, hyperparameters, recorder, rope."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from aprfmt.inference.rope import RopeKind
 from aprfmt.inference.weights import Weights
 
 Ids = NDArray[np.int64]
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")  # the activation's numbers, as they are stored
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,6 @@ class Context:
         """Return the MLP's activation of x; a layer may have numbers of its own for it."""
         steps = self.block.activation_cast == "steps"
         if self.block.activation == "xielu":
-            return self.backend.xielu(x, *self._xielu(layer))
+            stored = [self.weights.of(layer, f"ffn_act.{name}") for name in XIELU]
+            return self.backend.xielu(x, *self.backend.xielu_numbers(stored))
         return self.backend.activate(x, str(self.hp["activation"]), steps=steps)
-
-    def _xielu(self, layer: int | None) -> tuple[float, float, float, float]:
-        """Return a layer's four numbers; the two learned ones are stored before a softplus."""
-        stored = [
-            float(self.weights.of(layer, f"ffn_act.{name}").numpy().reshape(-1)[0])
-            for name in ("alpha_p", "alpha_n", "beta", "eps")
-        ]
-        positive, negative = (max(a, 0.0) + math.log1p(math.exp(-abs(a))) for a in stored[:2])
-        return positive, stored[2] + negative, stored[2], stored[3]

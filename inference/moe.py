@@ -1,7 +1,8 @@
 """Mixtures of experts: the computation of those that a router chose.
 
 Routing is done in numpy, and expert follows expert, but where a backend does both for all tokens at
-once (blocked.py): then nothing comes to the host.
+once (blocked.py): then nothing comes to the host. A backend whose numbers carry gradients keeps the
+experts' weights where they are (`Hosted.router_numbers`).
 """
 
 from collections.abc import Sequence
@@ -38,9 +39,9 @@ def moe(c: Context, layer: int, x: Array, read: Array | None = None) -> Array:
         rounded=cast in ("weights", "logits"),
     )
     correction = c.weights.get_role(layer, "exp_probs_b.bias")
-    bias = None if correction is None else correction.numpy()
+    bias = None if correction is None else b.factors(correction)
     per_expert = c.weights.get_role(layer, "ffn_down_exps.scale")
-    scale = None if per_expert is None else per_expert.numpy()
+    scale = None if per_expert is None else b.factors(per_expert)
     stacks = [c.weights.of(layer, f"{role}.weight") for role in STACKS[c.block.mlp]]
     given = x
     latent = c.weights.get_role(layer, "ffn_latent_down.weight") is not None
@@ -62,19 +63,19 @@ def _seen(
     c: Context, layer: int, x: Array, logits: Array, stated: tuple[Any, Any],
     stacks: Sequence[Weight],
 ) -> Array:  # fmt: skip
-    """Return the sum of the experts' outputs, chosen on the host, where recorders see it.
+    """Return the sum of the experts' outputs, expert after expert, where recorders see the choice.
 
     `stated` are the bias of the choice and the experts' own factors, None without.
     """
     b = c.backend
-    logits = b.to_numpy(c.tap("router", layer, logits))
-    bias, scale = (x if x is None else x.astype(logits.dtype, copy=False) for x in stated)
-    routing = route(logits, bias, c.hp, scale=scale)
+    logits = b.router_numbers(c.tap("router", layer, logits))
+    bias, scale = (x if x is None else b.like(x, logits) for x in stated)
+    routing = route(logits, bias, c.hp, b.maths, scale)
     experts = b.to_numpy(c.tap("experts", layer, routing.experts))
     applied = routing.weights
     if c.block.router_cast in ("weights", "product"):
-        applied = b.to_numpy(b.array(applied))
-    weights = b.to_numpy(c.tap("expert_w", layer, applied))
+        applied = b.rounded_factors(applied)
+    weights = b.router_numbers(c.tap("expert_w", layer, applied))
     c.tap("router_margin", layer, routing.margin)
     if b.all_held(stacks):
         return blocked(c, layer, x, b.packed(experts, weights, stacks[0].shape[0]))

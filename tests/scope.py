@@ -71,7 +71,6 @@ FAMILIES: Mapping[str, Family] = {
     "tests/arch/test_find.py": Family(4),
     "tests/arch/test_listed.py::test_an_unsaid_base_is_that_of_transformers": Family(4),
     "tests/arch/test_listed.py::test_there_and_back_is_the_same_file": Family(8),
-    "tests/arch/test_mappings.py": Family(4),
     "tests/arch/test_names.py": Family(4),
     "tests/arch/test_required.py": Family(8),
     "tests/arch/test_required.py::test_what_the_pass_can_do_without_may_be_allowed": Family(24),
@@ -130,6 +129,8 @@ FAMILIES: Mapping[str, Family] = {
     "tests/fuzz/test_fuzz.py": Family(5),
     "tests/fuzz/test_planted.py": Family(8),
     "tests/fuzz/test_templates.py": Family(4),
+    "tests/inference/test_gradient_differences.py::test_two_passes_agree": Family(8),
+    "tests/inference/test_gradients.py::test_every_gradient_is_transformers": Family(4),
     "tests/inference/gpu/test_cupy_backend.py": Family(6),
     "tests/inference/gpu/test_cupy_faults.py": Family(4),
     "tests/inference/gpu/test_cupy_recorded.py": Family(20),
@@ -185,11 +186,11 @@ FAMILIES: Mapping[str, Family] = {
     "tests/tokenizer/test_hostile.py": Family(2),
     "tests/tokenizer/test_isolated.py::test_no_command_ends_without_a_word": Family(4),
     "tests/tokenizer/test_template.py": Family(3),
+    "tests/training/test_step.py": Family(5),
 }
 # Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({
     "tests/arch/test_required.py::test_which_losses_a_pass_survives",
-    "tests/cli/test_set_in_place.py::test_a_kill_at_any_call_leaves_old_or_new_or_is_completed",
     "tests/compare/test_explain.py::test_noise_and_unrelated_values_confirm_nothing",
     "tests/compare/test_explain_models.py::test_layers_of_a_quantized_model_somebody_made",
     "tests/compare/test_memory.py::test_explaining_leaves_nothing_behind",

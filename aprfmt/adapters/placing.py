@@ -93,7 +93,7 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
     for module, pair in adapter.pairs.items():
         if pair.parameters:
             continue
-        name = _stored_name(adapter, module, base)
+        name = stored_name(adapter, module, base)
         if name in base:
             made = _as_stored(adapter, pair)
         else:
@@ -179,7 +179,7 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
     return any(found and found[0].roles[0] in base.roles for found in groups)
 
 
-def _stored_name(adapter: Adapter, module: str, base: Model) -> str:
+def stored_name(adapter: Adapter, module: str, base: Model) -> str:
     """Return the name of a pair's weight in the adapter's own spelling."""
     if adapter.spelling == "gguf":
         return module

@@ -16,7 +16,13 @@ from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import Binding, HyperRule
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import RoleRow, make_tables
-from aprfmt.arch.vision_towers import UNUSED, projector_model, siglip_hyper, siglip_rows
+from aprfmt.arch.vision_towers import (
+    POSITION_IDS,
+    UNUSED,
+    projector_model,
+    siglip_hyper,
+    siglip_rows,
+)
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -64,4 +70,5 @@ GEMMA3_VISION = names_only_spec(
     ),
     evidence=projector_model(KIND), section="vision_config",
     ignored=UNUSED | {"text_config", "vision.projector.scale_factor"},
+    buffers={"hf": (f"{_TOWER}vision_model.{POSITION_IDS}", _TOWER + POSITION_IDS)},
 )  # fmt: skip

@@ -148,6 +148,8 @@ def projector_model(kind: str) -> Any:
     return evidence
 
 
+# 0, 1, 2, ..., which CLIP's published files hold, and transformers makes anew (persistent=False).
+POSITION_IDS = "embeddings.position_ids"
 UNUSED = frozenset(
     """has_vision_encoder use_gelu use_silu projector_type vision.projector_type
     vision.projection_dim vision.image_mean vision.image_std projection_dim
@@ -186,6 +188,7 @@ CLIP_VISION = names_only_spec(
     )),
     tower_hyper(1e-5, "gelu_quick", class_token=True),
     evidence=_named("class_embd", "class_embedding"), ignored=UNUSED, section="vision_config",
+    buffers={"hf": (POSITION_IDS,)},
 )  # fmt: skip
 SIGLIP_VISION = names_only_spec(
     "siglip_vision",
@@ -193,4 +196,5 @@ SIGLIP_VISION = names_only_spec(
     siglip_hyper(),
     ignored=UNUSED,
     section="vision_config",
+    buffers={"hf": (POSITION_IDS,)},
 )

@@ -62,6 +62,17 @@ def start_file(
     )
 
 
+def start_library_child(script: Path) -> "subprocess.Popen[bytes]":
+    """Start a script of ours that runs a library on what a file brings, with nothing of the user's.
+
+    It reads its request from stdin and answers on stdout. Nothing comes from the environment, the
+    working folder or site hooks (-I -S). Raises OSError.
+    """
+    return start_file(
+        script, flags=("-S",), environment={}, stderr=subprocess.DEVNULL, new_session=True
+    )
+
+
 def _real(path: str) -> str:
     """Return a path with links resolved; "" for a working folder that was removed."""
     try:

@@ -1,10 +1,10 @@
 """The causes: what can make two models, runs or traces differ, in words and in what finds them.
 
-A cause, or a family that is found in one way, is one module of `tensor/`, `tokenizer/` or
-`forward/`, and is in the table by being there. `CAUSE_ROWS` of a module are its causes in words;
-`HYPOTHESES` are its functions, each with a rank and the reason for it. A folder's modules are
-imported when what it looks at is found to differ, or when a cause is asked for that no imported
-module has. Other packages add rows through the entry-point group `aprfmt.causes`.
+A cause, or a family that is found in one way, is one module of `tensor/`, `tokenizer/`,
+`training/` or `forward/`, and is in the table by being there. `CAUSE_ROWS` of a module are its
+causes in words; `HYPOTHESES` are its functions, each with a rank and the reason for it. A folder's
+modules are imported when what it looks at is found to differ, or when a cause is asked for that no
+imported module has. Other packages add rows through the entry-point group `aprfmt.causes`.
 """
 
 import sys
@@ -22,7 +22,7 @@ from aprfmt.measure.verdicts import LEVELS
 __all__ = ["CAUSES", "JUDGED", "Cause", "describe", "hypotheses_of", "judged", "modules_of"]
 
 # "" is this folder. What imports least comes first: a name is looked for in this order.
-FOLDERS = ("", "tokenizer", "tensor", "forward")
+FOLDERS = ("", "tokenizer", "tensor", "training", "forward")
 
 
 @cache
@@ -61,7 +61,9 @@ class CauseTable(Mapping[str, Cause]):
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is a cause of this name."""
-        return name in self._known or name in _every()
+        if name in self._known:
+            return True
+        return isinstance(name, str) and (_imported(name) is not None or name in _every())
 
 
 def _imported(name: str) -> Cause | None:
@@ -108,6 +110,8 @@ JUDGED: Mapping[str, str] = {
     "of these",
     "tensor": "every value it speaks of: twice as many as numbers were read from them, and digits "
     "enough that none of the other guesses fits by chance",
+    "training": "every element of the parameter: numbers are fitted on one half of them and judged "
+    "on the other",
     "forward": "rows of the point that its numbers were not fitted to, with twice their digits, or "
     "other points that differed and agree",
 }

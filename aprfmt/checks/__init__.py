@@ -12,7 +12,7 @@ from pathlib import Path
 from aprfmt.arch import check_arch
 from aprfmt.base.outcome import check
 from aprfmt.checks.records import Answer, Finding, Measure, NotRun, Result, Validation
-from aprfmt.checks.table import CheckRow, file_checks
+from aprfmt.checks.table import SECOND_READER, CheckRow, file_checks
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
 from aprfmt.model import Model, open_model, recognised
 from aprfmt.remote.paths import parse_location
@@ -32,14 +32,16 @@ def validate(
     strict: bool = False,
     allow_missing: Sequence[str] = (),
     against: "Path | str | None" = None,
+    second_reader: bool = False,
     accept: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Run every check of a file on a model file or folder; unknown architectures included.
 
-    `against` is what the model was made of: `accounted` holds it against that. `strict` makes
-    warnings failures; `allow_missing` are patterns of required roles whose absence is a warning
-    only; `accept` are `unread:PATTERN`s of items that no warning is given for; `progress` is told
+    `against` is what the model was made of: `accounted` holds it against that. With `second_reader`
+    the format's official library reads the file too. `strict` makes warnings failures;
+    `allow_missing` are patterns of required roles whose absence is a warning only; `accept` are
+    `unread:PATTERN`s of items that no warning is given for; `progress` is told
     bytes done and bytes in all. A file of which nothing can be read fails `layout`, and no other
     check runs. Raises FormatError for what is no model file, UnsupportedError for a version that is
     not read, ArchError for an unknown `arch`, UsageError for a wrong pattern.
@@ -50,7 +52,7 @@ def validate(
     except UnsupportedError:
         raise
     except FormatError as error:
-        return _unreadable(parse_location(path), error, strict)
+        return _unreadable(parse_location(path), error, strict, second_reader)
     with ExitStack() as opened:
         opened.enter_context(model)
         source = None if against is None else opened.enter_context(open_model(against))
@@ -58,11 +60,12 @@ def validate(
             with suppress(ArchError):  # which is a check's to report; a wrong pattern is not
                 _ = model.resolution
         return validate_model(
-            model, arch=arch, strict=strict, source=source, accept=accept, progress=progress
-        )
+            model, arch=arch, strict=strict, source=source, second_reader=second_reader,
+            accept=accept, progress=progress,
+        )  # fmt: skip
 
 
-def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
+def _unreadable(path: Path, error: FormatError, strict: bool, second_reader: bool) -> Validation:
     """Return the report on a model of which nothing can be read.
 
     Raises `error` for what is no model at all.
@@ -73,7 +76,7 @@ def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
         kind = recognised(path)
     except AprfmtError:
         raise error from None
-    first, *others = file_checks()
+    first, *others = file_checks(second_reader=second_reader)
     why = "nothing of the file can be read; see the check layout"
     answers = [make_answer(first, Result(findings=[error_finding(error)]), "")]
     answers += [make_answer(row, Result(), why) for row in others]
@@ -87,13 +90,14 @@ def validate_model(
     strict: bool = False,
     whole: bool = True,
     source: "Model | None" = None,
+    second_reader: bool = False,
     accept: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Run every check of a file on an open model; see `validate`.
 
     Without `whole` the checks that read every stored byte are NOT_RUN; `source` is the model that
-    this one was made of.
+    this one was made of; with `second_reader` another library reads the file too.
     """
     from aprfmt.checks.check_runner import make_answer, run_check
     from aprfmt.checks.context import CheckContext
@@ -103,6 +107,9 @@ def validate_model(
         run_check(row, context, strict=strict)
         if whole or not row.whole
         else make_answer(row, Result(), UNREAD)
-        for row in file_checks(source=source is not None)
+        for row in file_checks(source=source is not None, second_reader=second_reader)
     )
-    return Validation(str(model.path), answers, model.format, strict, context.ledger, tuple(accept))
+    return Validation(
+        str(model.path), answers, model.format, strict, context.ledger, tuple(accept),
+        context.kept.get(SECOND_READER), [SECOND_READER] if second_reader else [],
+    )  # fmt: skip

@@ -43,7 +43,7 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
     except NotRun as stop:
         return Result(findings=stop.findings), str(stop)
     except Exception as error:
-        if row.needs in ("file", "source"):
+        if row.of_file:
             if isinstance(error, UnsupportedError):
                 return Result(), str(error)
             if isinstance(error, AprfmtError):
@@ -85,7 +85,7 @@ def make_answer(
 ) -> Answer:
     """Return the answer that a row's result makes; `why` says what kept it from running."""
     checks = tuple(result.checks)
-    if row.needs in ("file", "source") or result.found or result.findings:
+    if row.of_file or result.found or result.findings:
         checks = (*checks, to_check(row.name, result, why, strict))
     outcome = verdict(checks)
     if outcome == "NOT_RUN" and not why:

@@ -20,6 +20,7 @@ from aprfmt.model.ledger import (
 )
 
 if TYPE_CHECKING:
+    from aprfmt.checks.file.second_reader import SecondReading
     from aprfmt.inference.device import Choice
     from aprfmt.model import Model
 
@@ -195,6 +196,18 @@ def pronounce_checks(
     return pronounce(_WORDS, compared, accept)
 
 
+def _without_answer(
+    answers: Iterable[Answer], kind: str, asked: Collection[str]
+) -> list[NotCompared]:
+    """Return the rows that were asked for and did not run, as items that nobody compared."""
+    why = "asked for and without an answer"
+    return [
+        NotCompared(kind, each.name, "unreadable", why)
+        for each in answers
+        if each.name in asked and each.outcome == "NOT_RUN"
+    ]
+
+
 @dataclass(frozen=True, repr=False)
 class Validation(CheckReport):
     """What `validate` found: one Check a row of the table, and the findings behind them.
@@ -206,16 +219,20 @@ class Validation(CheckReport):
     strict: bool = False
     ledger: Ledger | None = None
     accept: tuple[str, ...] = ()
+    second_reading: "SecondReading | None" = None
+    asked: Collection[str] = ()  # rows that run only where they are asked for, and were
 
     @property
     def pronounced(self) -> Pronounced:
         """The verdict over the ledger and what the checks said.
 
-        What no table lists is named by it, and fails nothing.
+        What no table lists is named by it, and fails nothing. A row that was asked for and gave no
+        answer leaves it open.
         """
         scope = f"{outcome_counts(self.counts)}, {len(self.warnings)} warnings"
         left = () if self.ledger is None else self.ledger.left
-        return pronounce_checks(self.outcome, self.counts, scope, left, self.accept)
+        lost = _without_answer(self.answers, "check", self.asked)
+        return pronounce_checks(self.outcome, self.counts, scope, (*left, *lost), self.accept)
 
     @property
     def exit_code(self) -> int:
@@ -251,6 +268,7 @@ class Validation(CheckReport):
             "says": self.pronounced.says,
             **self.pronounced.to_json(),
             "ledger": None if self.ledger is None else self.ledger.to_json(),
+            "second_reader": None if self.second_reading is None else asdict(self.second_reading),
             "findings": [
                 {"check": noted.check, **asdict(noted.finding)} for noted in self.findings
             ],
@@ -276,8 +294,8 @@ class QaReport(CheckReport):
 
         A gate that was asked for and gave no answer leaves it open.
         """
-        why = "asked for and without an answer"
-        lost = [NotCompared("gate", name, "unreadable", why) for name in self._lost]
+        asked = [each.name for each in self.answers if each.asked]
+        lost = _without_answer(self.answers, "gate", asked)
         left = () if self.ledger is None else self.ledger.left
         return pronounce_checks(
             self.outcome, self.counts, self.sentence, (*left, *lost), self.accept
@@ -292,10 +310,6 @@ class QaReport(CheckReport):
     def ran(self) -> int:
         """How many gates gave an answer."""
         return len(self.answers) - self.counts["NOT_RUN"]
-
-    @property
-    def _lost(self) -> list[str]:
-        return [each.name for each in self.answers if each.asked and each.outcome == "NOT_RUN"]
 
     @property
     def outcome(self) -> Outcome:

@@ -12,7 +12,7 @@ from aprfmt.base.registry import Registry, load
 from aprfmt.checks.records import Result
 from aprfmt.errors import UsageError
 
-Need = Literal["file", "source", "model", "session", "baseline"]
+Need = Literal["file", "source", "second_reader", "model", "session", "baseline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,12 @@ class CheckRow:
     """One check.
 
     `run` is "module:function" (".module:function" of this package). It takes a CheckContext, or
-    where `needs` is not "file" a ModelUnderTest, which is one. It returns a Result or raises
+    for a gate of `qa` a ModelUnderTest, which is one. It returns a Result or raises
     NotRun. No `formats` are all formats.
 
     `needs` says what has to be there: "file", one that opens, damaged or not; "source", such a file
-    and what it was made of; "model", a whole
+    and what it was made of; "second_reader", such a file and the wish to have it read by the
+    format's official library too; "model", a whole
     model of a known architecture; "session", one that can run, and is not asked where
     `tensor-contract` failed; "baseline", a baseline file and the answers before. `whole` marks the
     rows of a file that read every stored byte.
@@ -45,6 +46,11 @@ class CheckRow:
             )
 
     @property
+    def of_file(self) -> bool:
+        """True for a row of `validate`, False for a gate of `qa`."""
+        return self.needs in ("file", "source", "second_reader")
+
+    @property
     def own(self) -> bool:
         """False for a row of another package."""
         return self.run.startswith(".")
@@ -57,7 +63,7 @@ class CheckRow:
 
 
 CONTRACT, BASELINE = "tensor-contract", "baseline"  # whose answers others build on
-ACCOUNTED = "accounted"
+ACCOUNTED, SECOND_READER = "accounted", "second_reader"
 CHECKS: tuple[CheckRow, ...] = (
     CheckRow(
         "layout",
@@ -223,6 +229,14 @@ CHECKS: tuple[CheckRow, ...] = (
         needs="source",
     ),
     CheckRow(
+        SECOND_READER,
+        "the format's official library reads the same names, types, shapes and bytes",
+        ".file.second_reader:check_second_reader",
+        ("gguf", "safetensors"),
+        needs="second_reader",
+        whole=True,
+    ),
+    CheckRow(
         CONTRACT,
         "every tensor the configuration demands is there, fits and can be decoded; none is unknown",
         ".gates.structure:check_tensor_contract",
@@ -232,6 +246,12 @@ CHECKS: tuple[CheckRow, ...] = (
         "metadata",
         "hyperparameters, special ids and template can be a working model's and agree",
         ".gates.structure:check_metadata",
+        needs="model",
+    ),
+    CheckRow(
+        "second-reader",
+        "the format's official library reads the same names, types, shapes and bytes",
+        ".gates.structure:check_official_library",
         needs="model",
     ),
     CheckRow(
@@ -287,15 +307,18 @@ CHECKS: tuple[CheckRow, ...] = (
 _OTHERS: Registry[CheckRow] = Registry("checks", {})
 
 
-def file_checks(*, source: bool = False) -> tuple[CheckRow, ...]:
-    """Return the rows of `validate`, other packages' last; with `source` those that need one."""
-    needs = ("file", "source") if source else ("file",)
-    return tuple(row for row in _every() if row.needs in needs)
+def file_checks(*, source: bool = False, second_reader: bool = False) -> tuple[CheckRow, ...]:
+    """Return the rows of `validate`, other packages' last; with `source` those that need one.
+
+    With `second_reader` also those that ask another library.
+    """
+    wanted = {"file": True, "source": source, "second_reader": second_reader}
+    return tuple(row for row in _every() if wanted.get(row.needs, False))
 
 
 def gates() -> tuple[CheckRow, ...]:
     """Return the rows of `qa`: other packages' before the one that compares with a baseline."""
-    found = [row for row in _every() if row.needs not in ("file", "source")]
+    found = [row for row in _every() if not row.of_file]
     return tuple(sorted(found, key=lambda row: row.needs == "baseline"))
 
 

@@ -15,25 +15,17 @@ from aprfmt.measure.alignment import Alignment, TensorPair, align, in_turn
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import own_part, own_values
 from aprfmt.measure.prefetch import Beforehand
-from aprfmt.measure.records import Explanation, FieldDiff, Image, TensorDiff
+from aprfmt.measure.records import FieldDiff, Image, TensorDiff
 from aprfmt.measure.texts import SideVerdicts, beside, generation, lacking_tokenizer, template_lines
 from aprfmt.model import Model, open_model
+from aprfmt.model.engine_state import is_engine_state, open_engine_state
 from aprfmt.model.ledger import Kind, NotCompared, ledger, not_compared
 from aprfmt.model.relations import of_file
 
 if TYPE_CHECKING:
     from aprfmt.measure.requantization import Oracle
 
-__all__ = [
-    "DiffReport",
-    "Explanation",
-    "FieldDiff",
-    "Finding",
-    "Image",
-    "TensorDiff",
-    "diff",
-    "diff_models",
-]
+__all__ = ["DiffReport", "FieldDiff", "Finding", "Image", "TensorDiff", "diff", "diff_models"]
 
 # Verdicts that the hypotheses are asked about.
 EXPLAINED = ("DIFFERENT", "SHAPE_DIFFERS", "ONLY_IN_A", "ONLY_IN_B")
@@ -74,9 +66,15 @@ def diff(
     is wrong with the files.
     """
     with ExitStack() as opened:
-        first, second = (
-            opened.enter_context(open_model(path, arch=arch, damaged=True)) for path in (a, b)
+        first = opened.enter_context(open_model(a, arch=arch, damaged=True))
+        held = isinstance(b, Path) and is_engine_state(b)
+        second = opened.enter_context(
+            open_engine_state(b, first)
+            if held and isinstance(b, Path)
+            else open_model(b, arch=arch, damaged=True)
         )
+        if held:  # an engine's weights have no configuration and no tokenizer of their own
+            only = ("tensors",) if only is None else only
         oracle = None
         if base is not None:
             from aprfmt.measure.requantization import open_oracle
@@ -126,7 +124,10 @@ def diff_models(
             pair.drop()
             if progress is not None:
                 progress(number, len(pairs))
-    results, found = _explained(a, b, oracle, pairs, results) if explain else (results, ())
+    found: tuple[Finding, ...] = ()
+    not_tried: list[str] = []
+    if explain:
+        results, found, not_tried = _explained(a, b, oracle, pairs, results)
     pictures: tuple[Image, ...] = ()
     if images:
         from aprfmt.measure.difference_image import images as made
@@ -135,7 +136,7 @@ def diff_models(
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     notes += [f"{model.path}: {one.text}" for model in (a, b) for one in of_file(model)
               if one.kind == "extension"]  # fmt: skip
-    notes += tokens.remarks
+    notes += [*tokens.remarks, *not_tried]
     kinds: set[Kind] = set()
     if not tensors:
         kinds = {kind for section in only for kind in _KINDS[section]}
@@ -167,7 +168,8 @@ def diff_models(
          if row.explanation is not None and (side := pair.b or pair.a) is not None},
         b.metadata.get("general.file_type"),
         own_values(b),
-        tuple(each for each in dict.fromkeys(one.cause for one in found) if own_part(each, b)),
+        tuple(each for each in dict.fromkeys(one.cause for one in found) if own_part(each, a, b)),
+        tuple(not_tried),
     )  # fmt: skip
 
 
@@ -202,15 +204,15 @@ def _counted(
 def _explained(
     a: Model, b: Model, oracle: "Oracle | None", pairs: Sequence[TensorPair],
     results: list[TensorDiff],
-) -> tuple[list[TensorDiff], tuple[Finding, ...]]:  # fmt: skip
-    """Return the rows with what made them differ, and the causes that they share."""
+) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:  # fmt: skip
+    """Return the rows with what made them differ, the causes they share, and what was not tried."""
     if not any(row.verdict in EXPLAINED for row in results):
-        return results, ()
-    from aprfmt.causes.tensor.explanation import explained
+        return results, (), []
+    from aprfmt.causes.tensor.explanation import explained, not_tried_lines
     from aprfmt.causes.tensor.summary import findings
 
-    known = explained(a, b, None if oracle is None else oracle.base, pairs, results)
-    return known, findings(known)
+    known, not_tried = explained(a, b, None if oracle is None else oracle.base, pairs, results)
+    return known, findings(known), not_tried_lines(not_tried)
 
 
 def _asked(a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]) -> list[TensorPair]:

@@ -15,11 +15,11 @@ from aprfmt.measure.named_causes import (
     TRAINED,
     NamedCause,
     convert_again,
-    name_cause,
     set_values,
     write_without_surplus,
     written_anew,
 )
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import (
     EQUAL,
     TENSOR_VERDICTS,
@@ -81,25 +81,31 @@ class DiffReport(Tabular):
     file_type: object = None  # what a GGUF at B says of itself
     own_values: Mapping[str, str] = field(default_factory=dict)  # KEY=VALUE that B's tensors show
     own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
+    not_tried: tuple[str, ...] = ()  # explanations that could not be tried, and why
 
     def table_rows(self) -> Sequence[Row]:
         """Return a row a tensor, with its verdict and its distances."""
-        return [asdict(row) for row in self.tensors]
+        return [row.to_json() for row in self.tensors]
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:
         """Every cause as the record for the outside: relations first, then what tensors show."""
         rows = [
-            name_cause(
+            Finding(
                 "tensor_names" if one.relation.kind != "axes" else "transpose",
-                f"{one.side.upper()}: {one.relation.says}{one.relation.shown}", one.relation.where,
-                {}, level="explained" if self._lacking else "confirmed",
-                share=1.0 - self._lacking, command=one.relation.remedy,
-            )
+                f"{one.side.upper()}: {one.relation.says}{one.relation.shown}",
+                "tensor",
+                "bug",
+                one.relation.where,
+                True,
+                next=one.relation.remedy,
+                proof=unfitted_proof(len(self.tensors), 1.0 - self._lacking),
+            ).named({})
             for one in self.relations
-        ]  # fmt: skip
+        ]
         for one in self.findings:
-            mends = written_anew(one.cause, one.confirmed) and CAUSES[one.cause].verdict == "bug"
+            mends = written_anew(one.cause, one.confirmed, one.values)
+            mends = mends and CAUSES[one.cause].verdict == "bug"
             mends = mends and one.cause not in self.own_parts
             command = self._own_key(one.cause) or (self._anew if mends else "")
             rows.append(replace(one, where=one.keys, next=command).named(self.stored))
@@ -288,7 +294,7 @@ class DiffReport(Tabular):
             "notes": list(self.notes),
             "findings": [row.of_tensors() for row in self.findings],
             "relations": [row.to_json() for row in self.relations],
-            "tensors": [asdict(row) for row in self.tensors],
+            "tensors": [row.to_json() for row in self.tensors],
             "damage": [asdict(row) for row in self.damage],
             "template": list(self.template),
             "generation": [asdict(row) for row in self.generation],

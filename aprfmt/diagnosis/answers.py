@@ -13,12 +13,12 @@ from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
+from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.tolerances import DISCRETE
 
 Array = NDArray[Any]
 
 
-HALVES = 2  # one half of the values gives the numbers of a change, the other half judges them
 FLOAT = 24  # bits of a fitted number
 AGREES = 2.0  # times the tolerance of a point, for one of its rows
 
@@ -35,17 +35,19 @@ class Agreement:
     bits: float = 0.0
     points: tuple[str, ...] = ()
 
-    def holds(self, change: Change) -> bool:
-        """Return whether more agrees than the numbers of the change were found on.
+    def proof(self, change: Change) -> Proof:
+        """Return what shows a change: that more agrees than its numbers were found on.
 
         A number that was fitted to one row fits that row. So a second row has to agree, and with
         twice the bits that all numbers take; or another point. Whole numbers are a choice of few.
         """
         numbers = numbers_of(change.values)
+        if not numbers or self.points:
+            return unfitted_proof(max(1, len(self.points)))
         fitted = any(isinstance(number, float) for number in numbers)
         wanted = sum(FLOAT if isinstance(n, float) else 1 + n.bit_length() for n in numbers)
-        many = self.rows >= (2 if fitted else 1) and self.bits >= HALVES * wanted
-        return not numbers or many or bool(self.points)
+        enough = self.rows >= (2 if fitted else 1)
+        return Proof(self.bits, 1.0, wanted if enough else self.bits, math.inf)
 
 
 def numbers_of(values: Any) -> list[int | float]:

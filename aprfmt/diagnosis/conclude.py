@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from aprfmt.diagnosis.found import Evidence, PointRow
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.tolerances import DISCRETE
 
 GAIN = 3.0  # gains (out / in) worth reporting
@@ -58,7 +59,7 @@ def rounding(
         "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
         explained and not supposed, beyond[0].key if beyond else "", _size(worst),
         max(shadows, default=None), "the worst point; after: one operation at a time",
-        reached=None if shadows else "located",
+        proof=unfitted_proof(len(shadows)) if shadows and explained else None,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.recorded_trace import NO_VALUES, axis_of, fit, near_keys, takes_masks
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.tolerances import BASE, DISCRETE
 from aprfmt.measure.trace_rows import differ, spans
 from aprfmt.measure.trace_view import TraceLike
@@ -254,6 +255,7 @@ def other_rows(pairs: Sequence[PointDiff]) -> Finding | None:
         "capture_rows", f"the traces hold other rows ({rows[0].rows}); these agree",
         "capture", "same", tuple(pair.key for pair in rows), True, rows[0].key,
         max(pair.rel_l2 or 0.0 for pair in rows), None, "the rows both have",
+        proof=unfitted_proof(len(rows)),
     )  # fmt: skip
 
 
@@ -301,8 +303,12 @@ def _elsewhere(
     beyond: Sequence[PointDiff], moved: Mapping[str, str], dead: Mapping[str, str],
     a: TraceLike, b: TraceLike,
 ) -> Finding:  # fmt: skip
-    """Return the finding that both sides computed the same, and recorded it at other points."""
-    says = {pair.key: moved.get(pair.key) or _related(pair, a, b) for pair in beyond}
+    """Return the finding that both sides computed the same, and recorded it at other points.
+
+    It is explained as far as a relation gives B's values; that a later point agrees only places it.
+    """
+    known = {pair.key: moved.get(pair.key) or _relation(pair, a, b) for pair in beyond}
+    says = {key: text or f"{parse_key(key)[0]}: other values" for key, text in known.items()}
     by_point = {parse_key(key)[0]: text for key, text in reversed(says.items())}
     first = beyond[0]
     point = parse_key(first.key)[0]
@@ -313,16 +319,17 @@ def _elsewhere(
         "capture_point", f"B recorded at another point: {words}; every other point agrees{why}",
         "capture", "same", tuple(says), True, first.key, first.rel_l2, 0.0, first.key,
         {"recorded_as": point, "is": says[first.key], "agrees": agrees},
+        proof=unfitted_proof(len(says), sum(map(bool, known.values())) / len(says)),
     )  # fmt: skip
 
 
-def _related(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
-    """Say how B's value of a point follows from A's."""
+def _relation(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
+    """Say how B's value of a point follows from A's, "" where no relation gives it."""
     x, y = a.values(pair.key), b.values(pair.key)
     if x is None or y is None or np.size(x) != np.size(y):
-        return f"{parse_key(pair.key)[0]} in another form"
+        return ""
     found = relation(np.asarray(x), np.asarray(y), 10 * pair.tolerance)
-    return f"{parse_key(pair.key)[0]}: {found or 'other values'}"
+    return f"{parse_key(pair.key)[0]}: {found}" if found else ""
 
 
 def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:
@@ -344,7 +351,6 @@ def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:
         tuple(pair.key for pair in alone), sure, first.key, first.rel_l2,
         rest if sure else None, f"{first.key}; after: its other values",
         {"nonfinite": {pair.key: asdict(pair.nonfinite) for pair in alone if pair.nonfinite}}, side,
-        reached="located",
     )  # fmt: skip
 
 

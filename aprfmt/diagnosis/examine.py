@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered_items
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
-from aprfmt.diagnosis.accumulated_rounding import stated, supposed
+from aprfmt.diagnosis.accumulated_rounding import stated, supposed, with_direction
 from aprfmt.diagnosis.answers import (
     Divergence,
     Examined,
@@ -19,8 +19,6 @@ from aprfmt.diagnosis.answers import (
     weights_inside,
 )
 from aprfmt.diagnosis.capture_point import find_other_capture_point
-from aprfmt.diagnosis.faint_mistakes import faint_in, find_faint_mistakes
-from aprfmt.diagnosis.recheck import recheck_answers
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
 from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide, spanned
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
@@ -36,6 +34,12 @@ CLOSER = 10.0
 SUSPECTS: Mapping[str, str] = {
     "linear": "stale_tensor", "router": "stale_tensor", "embed": "stale_tensor",
 }  # fmt: skip
+RECHECKS = 16  # passes that judge earlier answers again
+_COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
+LayerChanges = list[tuple[Change, Layers]]
+NEAR = 4  # usual mistakes beside which a run may be rounded
+NEARLY = 0.1  # such a mistake leaves this share of the difference at most
+FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference at most
 
 
 def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
@@ -311,3 +315,126 @@ def _place(view: ShadowPoint, order: Mapping[str, int]) -> float:
     """Return a point's place in the order; a point the earlier pass lacks is at its layer's end."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5
+
+
+def recheck_answers(
+    divergences: Sequence[Divergence],
+    patched: PatchedModel,
+    recorded: RecordedTrace,
+    final: ShadowPass,
+) -> list[Divergence]:
+    """Return the divergences without explanations that the others disprove.
+
+    When the first of several faults is met, the others hide what would tell its explanations apart.
+    With all of them put right, an explanation in the place of the chosen one agrees as well or does
+    not, and a point that agrees as it was recorded was not taken elsewhere. `patched` and
+    `recorded` are those before any change, `final` the pass with all changes.
+    """
+    divergences = [replace(d, doubtful=_doubtful(d, divergences)) for d in divergences]
+    answered = [d for d in divergences if d.answer is not None]
+    if sum(not d.answer.change.drop for d in answered if d.answer is not None) < 2:
+        return divergences
+    bound = {view.key for view in final.flagged}
+    left = RECHECKS
+
+    def agrees(steps: LayerChanges) -> bool:
+        nonlocal left
+        left -= 1
+        found = shadow_pass(*_applied(patched, recorded, steps))
+        return {view.key for view in found.flagged} <= bound
+
+    kept: list[Divergence] = []
+    for divergence in divergences:
+        answer, others = divergence.answer, []
+        rest = [d for d in divergences if d is not divergence]
+        if answer is not None and answer.change.drop and left > 0 and agrees(_steps(rest)):
+            continue  # the point agrees as it was recorded: it was not taken elsewhere
+        for other in divergence.others:
+            own = replace(divergence, answer=other)
+            steps = _steps([own if d is divergence else d for d in divergences])
+            if left <= 0 or agrees(steps):
+                others.append(other)
+        kept.append(replace(divergence, others=tuple(others)))
+    return kept
+
+
+def _doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
+    """Say whether a loose fit does not explain the same operations at another point.
+
+    Several changes together, or one with a free value for every column, fit one point by chance
+    where a change that nobody tried is the cause.
+    """
+    ops = {call.op for call in divergence.view.calls} - _COMMON
+    answer = divergence.answer
+    loose = divergence.joined or (answer is not None and answer.change.general)
+    return loose and any(
+        other.answer is None and not other.likely and ops & {call.op for call in other.view.calls}
+        for other in divergences
+    )
+
+
+def _steps(divergences: Sequence[Divergence]) -> LayerChanges:
+    return [(d.answer.change, d.answer.layers) for d in divergences if d.answer is not None]
+
+
+def _applied(
+    patched: PatchedModel, recorded: RecordedTrace, steps: LayerChanges
+) -> tuple[PatchedModel, RecordedTrace]:
+    """Return the pass with changes made one after the other, and the trace without their keys."""
+    without = set(recorded.without)
+    for change, layers in steps:
+        patched = change.make(patched, layers)
+        without |= change.drop
+    return patched, recorded.leaving(without)
+
+
+def find_faint_mistakes(
+    case: Mismatch, search: Search
+) -> tuple[Divergence, PatchedModel, RecordedTrace, str] | None:
+    """Return the usual mistake that, once removed, leaves only rounding; None if no one does.
+
+    It has to take away nearly all of the difference; what it leaves has to be what TF32 or 16 bits
+    make, at every point and in every row.
+    """
+    assert case.view.residual is not None
+    near = sorted(search.singles, key=lambda one: one.residual)[:NEAR]
+    for one in near:
+        change = one.steps[0].change
+        if one.residual > NEARLY * case.view.residual:
+            break
+        for layers in dict.fromkeys((one.steps[0].layers, *scopes_of(case, change))):
+            patched = change.make(case.patched, layers)
+            left = shadow_pass(patched, case.recorded)
+            guess = supposed(patched, case.recorded, left, 1.0) if left.flagged else None
+            if guess is not None:
+                recorded, says = guess
+                agrees = agreement(case, shadow_pass(patched, recorded))
+                answer = Solution(
+                    change, layers, one.residual, None, math.inf, patched, recorded, agrees
+                )
+                return Divergence(case.view, answer), patched, recorded, says
+    return None
+
+
+def faint_in(
+    patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, plain: Mapping[str, Array]
+) -> list[Divergence]:
+    """Return the usual mistake that lies in a difference no larger than the run's own rounding.
+
+    It is never confirmed: taking it away takes away a part only. Where none does, it is not known
+    whether the run is only rounded, and that is said.
+    """
+    view = with_direction(patched, recorded, found)
+    if view is None or not view.residual:
+        return []
+    case = Mismatch(patched, recorded, view, found, plain)
+    search = Search(case)
+    search.run(joined=False)
+    best = min(search.singles, key=lambda one: one.residual, default=None)
+    if best is None or best.residual > FAINT * view.residual:
+        return [Divergence(view, None, (), "", weights_inside(case), search.tried)]
+    step = best.steps[0]
+    answer = Solution(
+        step.change, step.layers, best.residual, None, math.inf, case.patched, case.recorded
+    )
+    return [Divergence(view, answer, faint=True)]

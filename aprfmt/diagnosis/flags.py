@@ -25,6 +25,7 @@ from aprfmt.inference.replay.shadow import record_points
 from aprfmt.inference.rows import RowSource, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
 from aprfmt.tensors.norms import exact_norm
 
@@ -92,6 +93,7 @@ def flags(a: Model, b: Model, found: Levels) -> None:
             tuple(dict.fromkeys((row.name, key, *row.keys))),
             after <= bound, "", before, after, "logits as transformers reads the flag; after: with "
             "the flag the tensors ask for", {row.name: {"a": not row.said, "b": row.said}},
+            proof=unfitted_proof() if after <= bound else None,
         ))  # fmt: skip
 
 

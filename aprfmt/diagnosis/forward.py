@@ -12,6 +12,7 @@ from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 
 
 @dataclass
@@ -108,7 +109,7 @@ def _finding(label: str, divergence: Divergence) -> Finding:
         change.values,
         label,
         tuple(other.change.cause for other in divergence.others),
-        reached=None if answer.agreement.holds(change) else "explained",
+        proof=answer.agreement.proof(change),
     )
 
 
@@ -150,7 +151,7 @@ def _not_finite(label: str, view: ShadowPoint) -> Finding:
     return Finding(
         "nonfinite", says, "forward", CAUSES["nonfinite"].verdict, (view.key,), sure, view.key,
         view.residual, rest if sure else None, f"{view.key}; after: its other values",
-        {"nonfinite": {view.key: asdict(view.odd)}}, label, after=view.after, reached="located",
+        {"nonfinite": {view.key: asdict(view.odd)}}, label, after=view.after,
     )  # fmt: skip
 
 
@@ -251,18 +252,20 @@ def _other_rows(label: str, examined: Examined) -> Finding | None:
         return None
     seen = views[0].recorded
     assert seen is not None
+    agree = all(not view.flagged for view in views) or bool(examined.divergences)
     return Finding(
         "capture_rows",
         f"{label} holds {seen.note} only; these agree",
         "capture",
         "same",
         tuple(view.key for view in views),
-        all(not view.flagged for view in views) or bool(examined.divergences),
+        agree,
         views[0].key,
         max((view.residual for view in views if view.residual is not None), default=None),
         None,
         "the rows both have",
         side=label,
+        proof=unfitted_proof(len(views)) if agree else None,
     )
 
 

@@ -8,7 +8,6 @@ from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
-from aprfmt.diagnosis.coverage import CoverageText
 from aprfmt.measure.findings import Confidence, Finding
 from aprfmt.measure.named_causes import NamedCause
 from aprfmt.measure.nonfinite import NonFinite
@@ -33,6 +32,31 @@ EXIT: Mapping[DivergenceKind, int] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
 DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
+
+
+@dataclass(frozen=True)
+class Touched:
+    """The hyperparameters and role keys of a finding; empty where a pass reads none of it."""
+
+    hyper: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+@dataclass
+class CoverageText:
+    """Sentences for the report; those of `not_reached` end with how to reach it, where one can."""
+
+    run: list[str] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
+    not_reached: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Return plain data."""
+        return {
+            "run": list(dict.fromkeys(self.run)),
+            "compared_not_run": list(dict.fromkeys(self.compared)),
+            "not_reached": list(dict.fromkeys(self.not_reached)),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +219,27 @@ class Diagnosis(Tabular):
         return tuple(dict.fromkeys(row.next for row in self.findings if row.next))
 
     @property
+    def unmended(self) -> str:
+        """What no command mends, in words; "" where one mends it, or nothing is to be mended.
+
+        Of an engine's run nothing is said: what it computes stands in no file.
+        """
+        if self.kind not in ("bug", "not_exercised"):
+            return ""
+        faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
+        left = [one for one in faults if one.named({}).remedy is None]
+        if not left or any(one.level in ("forward", "capture") for one in left):
+            return ""
+        known = all(one.certainty != "located" for one in left)
+        why = "it has to be made again by what made it" if known else (
+            "what happened to it is not known"
+        )  # fmt: skip
+        if len(left) == len(faults):
+            return f"no command mends B: {why}"
+        names = dict.fromkeys(one.cause or "the unknown cause" for one in left)
+        return f"no command mends {', '.join(names)}: {why}"
+
+    @property
     def sentence(self) -> str:
         """The verdict in a sentence."""
         lead = self.lead
@@ -279,6 +324,7 @@ class Diagnosis(Tabular):
                 side: each.to_json() for side, each in zip("ab", self.ledgers or (), strict=False)
             },
             "next": list(self.next),
+            "unmended": self.unmended,
             "a": self.a,
             "b": self.b,
             "sentence": self.sentence,

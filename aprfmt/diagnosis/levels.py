@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.coverage import CoverageText
-from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.parts import Touched
+from aprfmt.diagnosis.found import CoverageText, Evidence, Touched
 from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared

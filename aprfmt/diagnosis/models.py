@@ -16,6 +16,7 @@ from aprfmt.diagnosis.unclaimed import unclaimed
 from aprfmt.diagnosis.unread import restored
 from aprfmt.diagnosis.zero_values import blank_model
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import listed
@@ -92,7 +93,7 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[F
             CAUSES[cause].verdict, one.relation.where, after < 0.5, "", 1.0, after,
             "share of the tensors that only one side has; before: readers find none of what the "
             "change maps, counted as 1", side=side, next=one.relation.remedy,
-            counted=True, share=1.0 - after, reached=None if after == 0 else "explained",
+            counted=True, proof=unfitted_proof(len(report.tensors), 1.0 - after),
         )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from aprfmt.diagnosis.packing_repairs import Mended, StoredWeight, not_numbers, 
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.bounds import fit
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
 from aprfmt.tensors.companions import quantization_section, stored_part
@@ -79,6 +80,7 @@ def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> F
         tuple(row[0] for row in rows), sure,
         residual_before=1.0 if sure else None, residual_after=0.0 if sure else None,
         of="these weights, the share that does not decode", side=label, counted=True,
+        proof=unfitted_proof(len(rows)) if sure else None,
     )  # fmt: skip
 
 

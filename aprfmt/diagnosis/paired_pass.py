@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplied
-from aprfmt.diagnosis.parts import Touched
+from aprfmt.diagnosis.found import Touched
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.forward import Span
 from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel

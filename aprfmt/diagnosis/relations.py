@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.causes.forward.rank_shares import block_order, says_order
+from aprfmt.causes.forward.shards import COUNTS
 from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import exact_norm
 
@@ -28,6 +30,9 @@ def relation(mine: Array, theirs: Array, bound: float) -> str:
     for name, value in rows:
         if rel_l2(value, y) <= bound:
             return name
+    shares = _shares(x.reshape(len(x), -1), y.reshape(len(x), -1), bound)
+    if shares:
+        return shares
     flat, away = x.reshape(len(x), -1), (y - x).reshape(len(x), -1)
     mean = away.mean(0)
     left = exact_norm(away - mean)
@@ -50,6 +55,15 @@ def relation(mine: Array, theirs: Array, bound: float) -> str:
         )
     if np.allclose(np.sort(x, axis=None), np.sort(y, axis=None), rtol=bound, atol=bound):
         return "the same values in another order"
+    return ""
+
+
+def _shares(x: Array, y: Array, bound: float) -> str:
+    """Say that ranks' shares of columns stand in another order; "" where they do not."""
+    for count in COUNTS:
+        order = block_order(x, y, count, bound)
+        if order is not None:
+            return f"its value with {says_order(order)}"
     return ""
 
 

@@ -26,9 +26,9 @@ from aprfmt.causes.forward.usual_mistakes import (
     window_change,
 )
 from aprfmt.causes.forward.usual_steps import single_layers
-from aprfmt.diagnosis.relevant import acts
 from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers
-from aprfmt.inference.replay.patched_model import MOVES
+from aprfmt.errors import AprfmtError
+from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.shadow import ShadowPoint
 
 RUNS = 2000  # passes of a small model at one divergence
@@ -41,6 +41,7 @@ OTHERS = 300  # passes to look for something else that would explain joined chan
 LEAST = 0.02  # digits by which a change must bring the rows nearer to be continued
 FEW = 3  # operations between two points up to which hypotheses solve what there is to solve
 CLEAR = 0.3  # a residual that does not fall below this share of the first one proves nothing
+ROUTED = ("experts", "expert_w", "router_margin")
 
 
 @dataclass(frozen=True)
@@ -361,3 +362,36 @@ def _number(change: Change) -> float | None:
         if isinstance(value, dict) and isinstance(value.get("factor"), float):
             return float(value["factor"])
     return None
+
+
+def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
+    """Say whether a change replaces something that the operations before the point use.
+
+    Changes of hyperparameters and of the block may act on anything.
+    """
+    before = case.patched
+    try:
+        after = change.make(before, layers)
+    except (AprfmtError, ValueError, KeyError):
+        return False
+    if after.hp is not before.hp or after.spec is not before.spec:
+        return True
+    ops = {call.op for call in case.view.calls if call.op not in MOVES}
+    if any(
+        len(after.overrides[op]) > len(before.overrides.get(op, ()))
+        for op in ops & {*after.overrides}
+    ):
+        return True
+    if after.positions != before.positions:
+        return bool(ops & {"rope", "embed"})
+    if after.taps != before.taps and ("add_weighted" in ops or case.view.point in ROUTED):
+        return True
+    return _reads(case, after)
+
+
+def _reads(case: Mismatch, after: PatchedModel) -> bool:
+    """Say whether an operation before the point reads a weight that was replaced."""
+    replaced = after.replaced[len(case.patched.replaced) :]
+    read = {each.key.partition("[")[0] for call in case.view.calls for each in call.weights}
+    vectors = [each.shape for call in case.view.calls for each in call.vectors]
+    return any(key in read or after.weights[key].shape[-1:] in vectors for key in replaced)

@@ -1,5 +1,6 @@
 """Level three for two models: stored tensors, and the effect of each finding on the pass."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import Proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import Reader
 from aprfmt.model import Model
@@ -34,6 +36,7 @@ def compare_tensors(
     if unreadable and not _unpacked(a, b, report.tensors, found):
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
+    found.not_checked += report.not_tried
     found.evidence += not_finite(report.tensors)
     rows = [row for row in report.tensors if row.key not in explained]
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
@@ -103,7 +106,7 @@ def _another(a: Model, b: Model, finding: Finding, part: Touched, found: Levels)
             )
         )
     # A's tensor removes any damage: it shows where, never what.
-    return replace(finding, confirmed=sure, reached="located")
+    return replace(finding, confirmed=sure, proof=None)
 
 
 def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
@@ -111,7 +114,12 @@ def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> N
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
         keys = [row.key for row in rows if row.verdict == label and _is_role(a, b, row.key)]
-        biases = tuple(key for key in keys if key.endswith(".bias"))
+        # A bias that went with its weight is lost with it: that is one loss, not two.
+        biases = tuple(
+            key
+            for key in keys
+            if key.endswith(".bias") and f"{key.removesuffix('.bias')}.weight" not in keys
+        )
         if biases:
             found.add(
                 Finding(
@@ -167,7 +175,6 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
                 "extra_tensor",
                 f"{side} has {many} that the other has not and {name} does not read: {shown}",
                 "tensor", CAUSES["extra_tensor"].verdict, tuple(keys), True, side=side,
-                reached="located",
             ),
             Touched(),
         )  # fmt: skip
@@ -215,7 +222,7 @@ def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
                 residual_before=worst, residual_after=0.0, of="stored values beyond one step",
                 values={"encoding": coarser, "steps": off},
                 # The steps of blocks are those of the copy; a float type's unit is its own.
-                reached="explained" if cause == "quantisation" else None,
+                proof=Proof(len(keys), 1.0, 0, math.inf, accused=cause == "quantisation"),
             ),
             Touched((), keys),
         )  # fmt: skip

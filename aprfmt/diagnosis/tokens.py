@@ -8,8 +8,8 @@ from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_values
+from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.texts import lacking_tokenizer
-from aprfmt.measure.verdicts import Certainty
 from aprfmt.model import Model
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
@@ -47,18 +47,19 @@ def _cause(one: Difference, b: Model) -> Finding:
     return Finding(
         one.cause, says, "identity", "bug", one.where, one.shown, "", one.before, one.after, _OF,
         {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if one.shown else "not_exercised",
-        reached=_reached(one), counted=True, next=_mended(b, one.mend),
+        proof=_proof(one), counted=True, next=_mended(b, one.mend),
     )  # fmt: skip
 
 
-def _reached(one: Difference) -> Certainty | None:
-    """Return what was done to show a difference: the part of B exchanged, on every probe.
+def _proof(one: Difference) -> Proof | None:
+    """Return what shows a difference: the part of B exchanged, on every probe.
 
-    It was read in the files and found on no text, so that every probe judges it.
+    It was read in the files and found on no text, so that every probe judges it. Without a probe
+    that shows it nothing does.
     """
-    if one.after == 0:
-        return None if one.shown else "explained"
-    return "located"
+    if one.after != 0:
+        return None
+    return unfitted_proof() if one.shown else Proof(1, 1.0, 1, 0.0)
 
 
 def _mended(b: Model, keys: tuple[str, ...]) -> str:

@@ -6,6 +6,7 @@ from aprfmt.diagnosis.found import Evidence
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
 from aprfmt.tensors.companions import SECTIONS, quantization_section
@@ -44,13 +45,14 @@ def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evid
     other = "A" if label == "B" else "B"
     where = tuple(sorted(names))
     method = section.get("quant_method", "unnamed")
+    share = len(tried) / len(where)
     finding = Finding(
         "packing_claim", f"{label}: {lacks}; {len(where)} of its weights are packed as {other}'s "
         f"are, whose method is {method!r}: {label} needs what {other} says of them",
         "tensor", "bug", where, away < _NEAR, "", 1.0, away,
         f"the furthest of {len(tried)} weights from {other}'s; before: none is read, counted as 1; "
         f"after: by {other}'s claim", {SECTIONS[0]: {other.lower(): dict(section)}}, label,
-        counted=True, reached=None if len(tried) == len(where) else "explained",
+        counted=True, proof=unfitted_proof(len(where), share) if away < _NEAR else None,
     )  # fmt: skip
     codes = bad.source.tensors[_codes(good, where[0])].info
     said = (

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blend import stored_values
+from aprfmt.diagnosis.dumped_ranks import ranks_apart
 from aprfmt.diagnosis.forward import JudgedTrace, common, judged
 from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
@@ -32,7 +33,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.trace_view import backend_name, records_ids, unread_arrays
-from aprfmt.measure.traces import PointDiff
+from aprfmt.measure.traces import FirstToken, PointDiff, first_token
 from aprfmt.model import Model
 from aprfmt.model.ledger import (
     OF_A_PASS,
@@ -62,6 +63,7 @@ class Walk:
     points: list[PointRow] = field(default_factory=list)
     rows_apart: Finding | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()
+    first: FirstToken | None = None  # the earliest token that differs between two runs
     pair: ModelPair | None = None  # two different models
     chosen: Chosen | None = None  # their probes
 
@@ -111,6 +113,8 @@ class Walk:
                 row["model"] = trace.run.get("model")
                 row["points"] = len(trace.records)
             found[side.label.lower()] = row
+        if self.first is not None:
+            found["first_token"] = asdict(self.first)
         return found
 
     def say(self, level: Any, text: str, *where: str, number: float | None = None) -> None:
@@ -352,6 +356,10 @@ class Walk:
         # A is right by agreement, or the model that a trace is held to.
         reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
         pairs = direct.compared(a, b, moe, reference)
+        token = first_token(pairs, *((b, a) if reference == "A" else (a, b)))
+        if token is not None:
+            self.first = token
+            self.say("forward", token.says, token.key, number=token.rel_l2)
         self._paired(pairs)
         self.levels.evidence += observations(a, b, "MODEL" if model is None else str(model.path))
         compared = sum(pair.rel_l2 is not None for pair in pairs)
@@ -396,11 +404,13 @@ class Walk:
                 finding.cause == other.cause and finding.where == other.where for other in shared
             ):
                 levels.findings.append(finding)
+        unlike = list(ranks_apart(self.traces))
+        levels.findings += unlike
         apart = self.rows_apart
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
             levels.findings.append(apart)
         levels.evidence += conclude.spikes(self.points)
-        if self.judged and self.pair is None and levels.findings:
+        if self.judged and self.pair is None and levels.findings and not unlike:
             passes = [found.examined.after for found in self.judged.values()]
             levels.complete = not any(made.flagged for made in passes)
         broken = direct.not_finite(self.pairs)

@@ -1,7 +1,15 @@
-"""The relative L2 distance by which two encodings of the same values may differ."""
+"""How far encodings of the same values may differ: relative L2, and the step of a float type."""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.measure.bounds import NMSE, NMSE_SLACK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Half the distance of neighbouring numbers, relative to the number (2 ** -significand bits).
 UNIT = {
@@ -39,3 +47,20 @@ def noise(a: str, b: str, *, moved: bool = True) -> float:
     if a == b and moved:
         return 0.0
     return float((noise_of(a) ** 2 + noise_of(b) ** 2) ** 0.5)
+
+
+# Exponent of the smallest step of a float type: below its normal numbers steps stay this wide.
+SMALLEST = {
+    "F64": -1074, "F32": -149, "F16": -24, "BF16": -133, "F8_E4M3": -9, "F8_E5M2": -16,
+    "F8_E4M3FNUZ": -10, "F8_E5M2FNUZ": -17,
+}  # fmt: skip
+
+
+def spacing(values: "NDArray[np.float64]", encoding: str) -> "NDArray[np.float64]":
+    """Return the distance of neighbouring numbers of a float type around each value (one ulp).
+
+    `encoding` is one of UNIT.
+    """
+    exponent = np.frexp(values)[1] + round(math.log2(UNIT[encoding]))
+    found: NDArray[np.float64] = np.ldexp(1.0, np.maximum(exponent, SMALLEST[encoding]))
+    return found

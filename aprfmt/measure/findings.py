@@ -1,18 +1,33 @@
 """The one record of something found: a cause, its places, and how sure it is.
 
-`diff` and `diagnose` collect them, and `named_causes` gives them to the outside.
+Hypotheses about a pair of tensors, comparisons and passes make them, `diff` and `diagnose` collect
+them, and `named_causes` gives them to the outside.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypedDict
 
 from aprfmt.measure.named_causes import Effect, NamedCause, name_cause
-from aprfmt.measure.verdicts import Certainty, Level, Verdict, certainty_of
+from aprfmt.measure.proofs import Proof, certainty_of
+from aprfmt.measure.verdicts import Certainty, Level, Verdict
 
 Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
 # Whether passes reached a difference: beyond the bound, inside it, not at all; "": not measured.
 Exercised = Literal["", "shows", "below_rounding", "not_exercised"]
+
+
+class PairCause(TypedDict):
+    """What `diff` gives of one tensor: why its two sides differ."""
+
+    cause: str
+    where: tuple[str, ...]
+    evidence: tuple[str, ...]
+    residual_before: float | None
+    residual_after: float | None
+    confirmed: bool
+    reached: Certainty | None
+    share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +36,19 @@ class Finding:
 
     `cause` is a name of CAUSES, "" if none fits. `where` are tensor names, config keys or
     operations; `first` is the first capture point that shows it, "" if no pass was needed.
-    Residuals are relative L2 distances (`of` says of what) before and after removing the cause.
-    `values` are the solved values. `side` is the side that departs from the model, "" if it is not
-    known which side is right. `also` are causes that explain it equally well. `after`: if there is
-    no explanation, the last points that agree before `first`. `reached` is what was done to show it
-    where that is less than `confirmed` says, `share` the share of elements that came out.
-    `counted`: the residuals are shares of things counted, no distances. `detail` is where in the
-    first tensor: the row, the element, the byte. `keys` are the differing tensors that it explains,
-    where it was found in stored tensors; `where` also has those they were confused with.
+    `confirmed` says that it accounts for all that was seen there, so that nothing else is looked
+    for; how sure it is `certainty` says, which follows from `proof` alone: what was done to show
+    it, None where it was only seen or measured. Residuals are relative L2 distances (`of` says of
+    what) before and after removing the cause: of two tensors ||a-b|| / max(||a||, ||b||), infinite
+    where a NaN or infinity stands on one side only; the second is None where nothing was
+    transformed. `values` are the solved values. `side` is the side that departs from the model, ""
+    if it is not known which side is right. `also` are causes that explain it equally well. `after`:
+    if there is no explanation, the last points that agree before `first`. `counted`: the residuals
+    are shares of things counted, no distances. `detail` is where in the first tensor: the row, the
+    element, the byte. `keys` are the differing tensors that it explains, where it was found in
+    stored tensors; `where` also has those they were confused with. `evidence` are sentences of a
+    pair of tensors: the first is the same for every tensor with the same defect, the later ones
+    have this tensor's own numbers.
     """
 
     cause: str
@@ -49,18 +69,32 @@ class Finding:
     kl_after: float | None = None
     exercised: Exercised = ""
     next: str = ""
-    reached: Certainty | None = None
-    share: float | None = None
+    proof: Proof | None = None
     counted: bool = False
     detail: str = ""
     keys: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
 
     @property
     def certainty(self) -> Certainty:
         """How sure it is: located, explained or confirmed."""
-        found = certainty_of(self.confirmed, self.reached)
+        found = certainty_of(self.proof)
+        if found == "confirmed" and not self.confirmed:
+            return "located"  # passes or other values say otherwise
         # What two causes differ by is not decided.
         return "explained" if found == "confirmed" and self.also else found
+
+    @property
+    def share(self) -> float | None:
+        """The share of what it speaks of that the stated change gives, None where none was made."""
+        return None if self.proof is None else self.proof.share
+
+    @property
+    def reached(self) -> Certainty | None:
+        """What was done to show it, None where `confirmed` says it."""
+        found = certainty_of(self.proof)
+        bare = found == "located" and not self.confirmed
+        return None if found == "confirmed" or bare else found
 
     def named(self, stored: Mapping[str, tuple[str, ...]]) -> NamedCause:
         """Return it as the record for the outside; `stored` are the file's names of its places."""
@@ -80,7 +114,10 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, as `diagnose` gives it."""
-        return {**asdict(self), "confidence": self.confidence, "certainty": self.certainty}
+        rest = asdict(replace(self, proof=None))
+        del rest["proof"], rest["evidence"]
+        rest |= {"reached": self.reached, "share": self.share}
+        return {**rest, "confidence": self.confidence, "certainty": self.certainty}
 
     def of_tensors(self) -> dict[str, Any]:
         """Return plain data as `diff` gives it: what tensors show, and how sure it is."""
@@ -89,3 +126,16 @@ class Finding:
             "confirmed": self.confirmed, "certainty": self.certainty, "share": self.share,
             "detail": self.detail,
         }  # fmt: skip
+
+    def of_pair(self) -> PairCause:
+        """Return plain data as `diff` gives it of one tensor: why its two sides differ."""
+        return {
+            "cause": self.cause,
+            "where": self.where,
+            "evidence": self.evidence,
+            "residual_before": self.residual_before,
+            "residual_after": self.residual_after,
+            "confirmed": self.confirmed,
+            "reached": self.reached,
+            "share": self.share,
+        }

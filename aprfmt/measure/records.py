@@ -1,12 +1,12 @@
 """What comparing two tensors gives: frozen records with numbers, no sentences."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
 from aprfmt.base.protocols import Value
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.nonfinite import NonFinite
-from aprfmt.measure.verdicts import Certainty, certainty_of
 from aprfmt.model.relations import Relation
 
 # Worst first: the order of human output.
@@ -75,36 +75,6 @@ class Derivation:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why two tensors of one role differ.
-
-    `cause` is a name of causes/. `where` is the role key, then the roles it was confused with,
-    if any. `evidence` are sentences: the first is the same for every tensor with the same
-    defect, the later ones have this tensor's own numbers. `residual_before` and `residual_after`
-    are ||a-b|| / max(||a||, ||b||) as stored and after the transformation (infinite where a NaN or
-    infinity stands on one side only); `residual_after` is None where nothing was transformed.
-    `confirmed` says that the transformation was applied to all the values it speaks of and made
-    them equal: to the bit, or within the rounding of the coarser encoding.
-    `reached` is how far that goes where it is less: `located` where nothing was transformed (damage
-    that was only measured), `explained` where `share` of the values came out. None: as `confirmed`.
-    """
-
-    cause: str
-    where: tuple[str, ...]
-    evidence: tuple[str, ...]
-    residual_before: float | None
-    residual_after: float | None
-    confirmed: bool
-    reached: Certainty | None = None
-    share: float | None = None
-
-    @property
-    def certainty(self) -> Certainty:
-        """How sure it is: located, explained or confirmed."""
-        return certainty_of(self.confirmed, self.reached)
-
-
-@dataclass(frozen=True, slots=True)
 class TensorDiff:
     """One role of the union of both files, with one verdict.
 
@@ -128,7 +98,13 @@ class TensorDiff:
     stats: ValueStats | None = None
     steps_off: float | None = None  # largest |a-b| in steps of the coarser encoding
     derivations: tuple[Derivation, ...] = ()  # of the quantized sides, where a base was given
-    explanation: Explanation | None = None
+    explanation: Finding | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data."""
+        found = self.explanation
+        rest = asdict(replace(self, explanation=None))
+        return {**rest, "explanation": None if found is None else found.of_pair()}
 
     def unexplained(self, weak: Collection[str] = ()) -> bool:
         """Say whether it differs and nothing certain explains that, or only one of these causes."""

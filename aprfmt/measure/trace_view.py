@@ -135,6 +135,16 @@ def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
     return tuple(found.values())
 
 
+def unequal_ranks(*traces: TraceLike) -> tuple[str, ...]:
+    """Return what ranks of a dump should hold alike and do not, as sentences."""
+    found = []
+    for trace in traces:
+        dump = trace.run.get("dump")
+        rows = dump.get("unequal", ()) if isinstance(dump, Mapping) else ()
+        found += [f"{row['name']} (pass {row['pass']}): {row['says']}" for row in rows]
+    return tuple(found)
+
+
 def backend_name(trace: TraceLike) -> str:
     """Return what ran a trace: a backend's or an engine's name, "" where it is not known."""
     backend = trace.run.get("backend")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
-Level = Literal["identity", "config", "tensor", "forward", "capture"]
+Level = Literal["identity", "config", "tensor", "forward", "capture", "gradient", "update"]
 Verdict = Literal["same", "precision", "bug", "not_comparable"]
 Certainty = Literal["located", "explained", "confirmed"]
 
@@ -14,6 +14,8 @@ LEVELS: dict[Level, str] = {
     "tensor": "stored bytes, then values",
     "forward": "the forward pass, point by point in execution order",
     "capture": "where and on which rows the values were taken",
+    "gradient": "the gradients of a batch, parameter by parameter",
+    "update": "what a training step did to each weight",
 }
 
 # In the order in which several together are one: the last of them, which is the worst.
@@ -40,13 +42,3 @@ CERTAINTIES: dict[Certainty, str] = {
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the verdict of several together: the worst; without any, that nothing differs."""
     return max(verdicts, key=list(VERDICTS).index, default="same")
-
-
-def certainty_of(confirmed: bool, reached: Certainty | None) -> Certainty:
-    """Return how sure a cause is; `reached` is what was done, None where `confirmed` says it.
-
-    What is not confirmed is explained where the change was made in part, else located.
-    """
-    if confirmed:
-        return reached or "confirmed"
-    return "explained" if reached == "explained" else "located"

@@ -122,9 +122,15 @@ class Ledger:
     read_carried: Callable[[], Mapping[str, Value]] = field(default=dict, repr=False)
 
     @cached_property
-    def carried(self) -> Mapping[str, Value]:
-        """The keys of another format that the file keeps, by name; while the model is open."""
-        return self.read_carried()
+    def carried(self) -> Mapping[str, Value] | AprfmtError:
+        """The keys of another format that the file keeps, by name; while the model is open.
+
+        The error where the record of them cannot be read.
+        """
+        try:
+            return self.read_carried()
+        except AprfmtError as error:
+            return error
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -509,11 +515,7 @@ class _Maker:
         """Return the keys of another format that the file keeps, by name."""
         from aprfmt.model.carried_files import foreign_keys
 
-        try:
-            return foreign_keys(self.model)
-        except AprfmtError as error:
-            self._cannot("metadata key", "keys of the source", error)
-            return {}
+        return foreign_keys(self.model)
 
 
 _SECTIONS = ("vision_config", "audio_config")
@@ -742,10 +744,15 @@ def _held_together(
     if not there.unread:
         return None
     other = b if x is not None else a
-    if kind == "metadata key" and name in other.carried:
-        if same_content(there.holds, other.carried[name]):
-            return None
-        return NotCompared(kind, name, "unequal", there.of)
+    if kind == "metadata key":
+        carried = other.carried
+        if isinstance(carried, AprfmtError):
+            why = str(carried).removeprefix(f"{other.where}: ")
+            return NotCompared(kind, name, "unreadable", why, "B" if x is not None else "A")
+        if name in carried:
+            if same_content(there.holds, carried[name]):
+                return None
+            return NotCompared(kind, name, "unequal", there.of)
     return NotCompared(kind, name, "only in A" if x is not None else "only in B", there.of)
 
 

@@ -86,8 +86,16 @@ class RequestTarget:
     def shown(self) -> str:
         """The address without its query, which may be a signature."""
         port = "" if self.port == PORTS[self.scheme] else f":{self.port}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}{port}{self.line.partition('?')[0]}"
+        return f"{self.scheme}://{self._host}{port}{self.line.partition('?')[0]}"
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as a proxy is told them."""
+        return f"{self._host}:{self.port}"
+
+    @property
+    def _host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def server(self) -> tuple[str, str, int]:
@@ -200,6 +208,21 @@ def address_reach(address: str) -> Reach:
     return Reach.PUBLIC if is_public(address) else Reach.PRIVATE
 
 
+# Names that mean something in one network only: RFC 6761, 6762 and 8375, and what ICANN reserves.
+_LOCAL_NAMES = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "private",
+                "home.arpa", "test", "invalid", "onion")  # fmt: skip
+_METADATA_NAMES = ("metadata", "metadata.google.internal")  # Google's page on its metadata server
+
+
+def name_reach(host: str) -> Reach:
+    """Return from where a host is reached as far as its name says: a proxy resolves it, not we."""
+    name = host.lower().removesuffix(".")
+    if name in _METADATA_NAMES:
+        return Reach.METADATA
+    local = "." not in name or any(name == n or name.endswith(f".{n}") for n in _LOCAL_NAMES)
+    return Reach.PRIVATE if local else Reach.PUBLIC
+
+
 _ONE = {Reach.METADATA: "one of a metadata service or a single link",
         Reach.HERE: "one of this machine", Reach.PRIVATE: "a private one"}  # fmt: skip
 
@@ -214,9 +237,10 @@ def check_connection(
 
     `before` is the target (with its addresses) that redirected to this one. A step may not lead to
     an address that is nearer than where it comes from: from public to private, from private to this
-    machine, from anywhere to a metadata service.
+    machine, from anywhere to a metadata service. Without `addresses`, which only a proxy knows, the
+    name is judged.
     """
-    nearest = min(map(address_reach, addresses), default=Reach.PUBLIC)
+    nearest = min(map(address_reach, addresses), default=name_reach(to.host))
     if before is not None:
         came, through = before
         if came.scheme != to.scheme:
@@ -224,7 +248,7 @@ def check_connection(
                 f"{where}: is redirected from {came.scheme} to {to.scheme}, which is not followed; "
                 f"give the {to.scheme} address yourself if you trust it"
             )
-        start = max(map(address_reach, through), default=Reach.PUBLIC)
+        start = max(map(address_reach, through), default=name_reach(came.host))
         if nearest < start or (nearest == Reach.METADATA and came.server != to.server):
             kind = "public" if start == Reach.PUBLIC else "private"
             raise RemoteError(
@@ -236,7 +260,8 @@ def check_connection(
             f"{where}: the name {to.host} leads to an address of a metadata service or of a single "
             "link, which is not followed; give that address itself if you trust it"
         )
-    if to.scheme == "http" and not POLICY.plain_http and not all(map(is_loopback, addresses)):
+    here = bool(addresses) and all(map(is_loopback, addresses))
+    if to.scheme == "http" and not POLICY.plain_http and not here:
         raise RemoteError(
             f"{where}: plain http to {to.host}, where anybody on the way can change the bytes; "
             "use https, or accept it with --allow-http"

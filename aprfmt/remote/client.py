@@ -27,6 +27,7 @@ from aprfmt.base.version import __version__
 from aprfmt.errors import AprfmtError, RemoteError
 from aprfmt.remote import address_policy, proxies
 from aprfmt.remote.address_policy import RequestTarget
+from aprfmt.remote.proxies import Proxy
 from aprfmt.remote.response_body import ResponseBody, content_length
 from aprfmt.remote.timed_socket import LIMITS, BadAnswer, ResponseLimits, TimedSocket
 from aprfmt.remote.traffic import TRAFFIC
@@ -82,6 +83,7 @@ class _Reply:
     headers: Headers
     body: ResponseBody
     addresses: Sequence[str]
+    proxy: Proxy | None
     closed: int  # how often the client had been closed when it was sent
 
 
@@ -116,8 +118,8 @@ class Client:
     wait: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     limits: ResponseLimits = LIMITS
-    _idle: dict[tuple[str, str, int], list[http.client.HTTPConnection]] = field(
-        default_factory=dict
+    _idle: dict[tuple[tuple[str, str, int], Proxy | None], list[http.client.HTTPConnection]] = (
+        field(default_factory=dict)
     )
     _known: dict[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -157,13 +159,9 @@ class Client:
                 pause = _asked(answer.headers, _pause(attempt), where)
             if attempt + 1 < ATTEMPTS:
                 self.wait(pause)
-        to = address_policy.parse_target(url, where)
-        proxy = "".join(
-            f"{name} is set and is not honoured; "
-            for name in proxies.unused_proxies(*to.server[:2])
-        )
+        through = self._through(address_policy.parse_target(url, where))
         raise RemoteError(
-            f"{where}: cannot be read: {why}; {proxy}try again later, or check the address"
+            f"{where}: cannot be read: {why}; {through}try again later, or check the address"
         )
 
     def close(self) -> None:
@@ -222,17 +220,21 @@ class Client:
         where: str,
         sent: Headers,
     ) -> _Reply:
-        addresses = self._addresses(to)
+        proxy, addresses = self._route(to)
+        line, sent = to.line, {"Accept-Encoding": "identity", **_OURS, **sent}
+        if proxy is not None and to.scheme == "http":  # RFC 9112, 3.2.2: the proxy takes it apart
+            line = f"http://{to.authority}{to.line}"
+            sent |= {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
         address_policy.check_connection(to, addresses, before, where)
         closed = self._closed
         for _ in range(2):
-            kept = self._kept(to)
-            connection = kept or self._connect(to, addresses)
+            kept = self._kept(to, proxy)
+            connection = kept or self._connect(to, addresses, proxy, where)
             timed = cast(TimedSocket, connection.sock)
             try:
                 timed.begin()
-                connection.putrequest("GET", to.line, skip_accept_encoding=True)
-                for name, value in {"Accept-Encoding": "identity", **_OURS, **sent}.items():
+                connection.putrequest("GET", line, skip_accept_encoding=True)
+                for name, value in sent.items():
                     connection.putheader(name, value)
                 connection.endheaders()
                 response = connection.getresponse()
@@ -247,7 +249,7 @@ class Client:
             except BaseException:
                 connection.close()
                 raise
-            return _Reply(to, connection, response, found, body, addresses, closed)
+            return _Reply(to, connection, response, found, body, addresses, proxy, closed)
         raise ConnectionCut("kept connections were closed")
 
     def _addresses(self, to: RequestTarget) -> Sequence[str]:
@@ -260,30 +262,93 @@ class Client:
         with self._lock:
             return self._known.setdefault(key, found)
 
-    def _kept(self, to: RequestTarget) -> http.client.HTTPConnection | None:
+    def _route(self, to: RequestTarget) -> tuple[Proxy | None, Sequence[str]]:
+        """Return the proxy that a host is asked through, if any, and the host's addresses.
+
+        This machine is asked directly. The addresses of a host that only the proxy can resolve are
+        empty.
+        """
+        proxy = proxies.find_proxy(to.scheme, to.host, to.port)
+        try:
+            addresses = self._addresses(to)
+        except OSError:
+            if proxy is None:
+                raise
+            with self._lock:
+                return proxy, self._known.setdefault((to.host, to.port), ())
+        here = bool(addresses) and all(map(address_policy.is_loopback, addresses))
+        return (None if here else proxy), addresses
+
+    def _through(self, to: RequestTarget) -> str:
+        """Return which proxy a host is asked through, for a message; "" for none."""
+        try:
+            proxy = self._route(to)[0]
+        except OSError:
+            return ""
+        return f"it was asked through the proxy of {proxy.variable}; " if proxy else ""
+
+    def _kept(self, to: RequestTarget, proxy: Proxy | None) -> http.client.HTTPConnection | None:
         with self._lock:
-            idle = self._idle.get(to.server)
+            idle = self._idle.get((to.server, proxy))
             return idle.pop() if idle else None
 
-    def _connect(self, to: RequestTarget, addresses: Sequence[str]) -> http.client.HTTPConnection:
-        error: OSError | None = None
+    def _connect(
+        self, to: RequestTarget, addresses: Sequence[str], proxy: Proxy | None, where: str
+    ) -> http.client.HTTPConnection:
         context = _tls() if to.scheme == "https" else None
-        for name in proxies.unused_proxies(to.scheme, to.host):
-            TRAFFIC.tell(f"{name} is set and is not honoured: {to.host} is asked without a proxy")
+        if proxy is None:
+            sock = self._dial(addresses, to.port)
+        else:
+            sock = self._dial(self.resolver(proxy.host, proxy.port), proxy.port)
+            if context is not None:
+                self._tunnel(sock, to, proxy, where)
+        if context is not None:
+            sock = _secured(sock, context, to.host)
+        connection = http.client.HTTPConnection(to.host, to.port)
+        if to.port == address_policy.PORTS[to.scheme]:
+            connection.default_port = to.port
+        connection.sock = TimedSocket(sock, self.limits, self.clock)
+        return connection
+
+    def _dial(self, addresses: Sequence[str], port: int) -> socket.socket:
+        """Connect to the first of some addresses that answers. Raises OSError."""
+        error: OSError | None = None
         for address in addresses[:MAX_ADDRESSES]:
             try:
-                sock = self.dialer(address, to.port)
+                return self.dialer(address, port)
             except OSError as failed:
                 error = failed
-                continue
-            if context is not None:
-                sock = _secured(sock, context, to.host)
-            connection = http.client.HTTPConnection(to.host, to.port)
-            if to.port == address_policy.PORTS[to.scheme]:
-                connection.default_port = to.port
-            connection.sock = TimedSocket(sock, self.limits, self.clock)
-            return connection
         raise error or OSError("the host has no address")
+
+    def _tunnel(self, sock: socket.socket, to: RequestTarget, proxy: Proxy, where: str) -> None:
+        """Have a proxy connect to a host (RFC 9110, 9.3.6): what follows are that host's bytes.
+
+        Raises RemoteError where the proxy refuses, BadAnswer or ConnectionCut for its answer.
+        """
+        sent = {"Host": to.authority, **_OURS}
+        sent |= {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
+        head = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+        try:
+            timed = TimedSocket(sock, self.limits, self.clock)
+            timed.sendall(f"CONNECT {to.authority} HTTP/1.1\r\n{head}\r\n".encode("ascii"))
+            status = _tunnel_status(timed)
+            said = f"the proxy of {proxy.variable} answers {status}"
+            if status == 407:
+                raise RemoteError(
+                    f"{where}: cannot be read: {said}: it wants to know who asks; set "
+                    f"{proxy.variable} to http://NAME:PASSWORD@HOST:PORT"
+                )
+            if status in _LATER:
+                raise ConnectionCut(said)
+            if not 200 <= status < 300:
+                raise RemoteError(
+                    f"{where}: cannot be read: {said} when it is to connect to {to.authority}; ask "
+                    "who runs it, or except the host by NO_PROXY"
+                )
+            sock.settimeout(self.limits.silence)
+        except BaseException:
+            sock.close()
+            raise
 
     def _finish(self, reply: _Reply) -> None:
         """Keep a connection whose answer has been read to its end, else close it."""
@@ -291,7 +356,9 @@ class Client:
             reply.response.close()  # the answer, not the connection
             with self._lock:
                 if reply.closed == self._closed:
-                    self._idle.setdefault(reply.to.server, []).append(reply.connection)
+                    self._idle.setdefault((reply.to.server, reply.proxy), []).append(
+                        reply.connection
+                    )
                     return
         reply.connection.close()
 
@@ -310,6 +377,25 @@ def _secured(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.
     except BaseException:
         sock.close()
         raise
+
+
+_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r\n")
+
+
+def _tunnel_status(timed: TimedSocket) -> int:
+    """Return the status of a proxy's answer to CONNECT, of which nothing but its head is read.
+
+    Raises BadAnswer for what is no answer of HTTP, ConnectionCut for one that ends early.
+    """
+    head, one = bytearray(), bytearray(1)  # a byte at a time: what follows is not ours to take
+    while not head.endswith(b"\r\n\r\n"):
+        if not timed.receive(one):
+            raise ConnectionCut("the proxy closed the connection")
+        head += one
+    found = _STATUS.match(head)
+    if found is None:
+        raise BadAnswer("the proxy's answer is none of HTTP")
+    return int(found[1])
 
 
 def _joined(url: str, location: str) -> str:

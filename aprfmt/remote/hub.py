@@ -2,8 +2,8 @@
 
 One request of the hub's API pins the revision to a commit and lists the files with sizes and, of
 large ones, digests; every byte is then read at that commit. A snapshot in the local hub cache is
-taken first. The token, its places and HF_ENDPOINT are those of huggingface_hub, which the tests
-hold this module to; the library itself is not needed.
+taken first. The token is what huggingface_hub would send. The list is asked for by our own client:
+the library's (2.4) waits for a body that never ends, and follows a redirect to anywhere.
 """
 
 import hashlib
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import RemoteError, UsageError
 from aprfmt.remote.client import Headers
-from aprfmt.remote.paths import hub_cache, hub_home
+from aprfmt.remote.paths import hub_cache
 from aprfmt.remote.ranges import AccessDenied, NotFoundError, RangeReader
 from aprfmt.remote.site import FIRST, FileFacts, identity_of, is_strong, not_found_error
 from aprfmt.remote.sites import SiteSpec
@@ -37,24 +38,32 @@ def hub_endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
 
-def hub_token() -> str:
-    """Return the user's token, from the environment or as `hf auth login` left it; "" without."""
-    return _token()[0]
+def hub_token() -> tuple[str, str]:
+    """Return the token that the hub's own library would send, and where it stands; both "" without.
 
+    The library looks at the environment and at what `hf auth login` left, which it renews where it
+    has run out. Raises RemoteError for one that no header can hold, or where it cannot be had.
+    """
+    from huggingface_hub import constants, get_token
 
-def _token() -> tuple[str, str]:
-    """Return the user's token and where it stands; both "" without one."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        if found := os.environ.get(name, "").strip():
-            return found, name
-    if os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
         return "", ""
-    path = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token").expanduser()
+    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    named = [name for name in names if os.environ.get(name, "").strip()]
+    place = named[0] if named else constants.HF_TOKEN_PATH
     try:
-        found = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return "", ""
-    return (found, str(path)) if found else ("", "")
+        found = get_token() or ""
+    except Exception as error:  # of the network or its own: which classes, its versions decide
+        raise RemoteError(
+            f"{place}: the token of the hub cannot be read: {_one_line(error)}; set HF_TOKEN"
+        ) from None
+    if not (found.isascii() and found.isprintable()) or " " in found:
+        raise RemoteError(f"the token of {place} holds characters that no token has; set it anew")
+    return (found, place) if found else ("", "")
+
+
+def _one_line(error: Exception) -> str:
+    return shorten(" ".join(str(error).split()) or type(error).__name__, 160)
 
 
 def _settle(text: str) -> Sequence[str] | Path:
@@ -130,12 +139,7 @@ class HubSite:
 
     @property
     def _headers(self) -> dict[str, str]:
-        found, place = _token()
-        if not (found.isascii() and found.isprintable()):
-            raise RemoteError(
-                f"{self._shown}: the token of {place} holds characters that no token has; "
-                "set it anew"
-            )
+        found, _ = hub_token()
         return {"Authorization": f"Bearer {found}"} if found else {}
 
     @property
@@ -190,7 +194,7 @@ class HubSite:
 
     def _denied(self, headers: Headers) -> RemoteError:
         """Return the error of a repository that may not be read, with what would help."""
-        login, (_, place) = "set HF_TOKEN, or run `hf auth login`", _token()
+        login, (_, place) = "set HF_TOKEN, or run `hf auth login`", hub_token()
         if headers.get("x-error-code") == "GatedRepo":
             todo = f"accept its terms at {self._endpoint}/{self._owner}/{self._name}"
             if place:

@@ -1,27 +1,74 @@
-"""Proxies that the environment names, as curl, Python and requests read it: here none is used."""
+"""Proxies that the environment names, read as curl, Python and requests read it."""
 
+import ipaddress
 import os
-from collections.abc import Iterator
+from base64 import b64encode
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from aprfmt.errors import RemoteError
+from aprfmt.remote.address_policy import url_parts
 
 _ALL = "all_proxy"
+_PORT = 80  # of an http:// proxy that names none
 
 
-def unused_proxies(scheme: str, host: str) -> Iterator[str]:
-    """Yield the variable that names a proxy for a host, nothing where none does.
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An http:// proxy: where it is, and the variable that named it.
+
+    `authorization` is what it is told who asks by, "" where its address has no name.
+    """
+
+    variable: str
+    host: str
+    port: int
+    authorization: str = field(default="", repr=False)
+
+
+def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
+    """Return the proxy that the environment names for a host, None where it names none.
 
     The lower-case spelling comes first, and NO_PROXY excepts hosts, as urllib.request has it.
+    Raises RemoteError for a proxy of another kind, or text that is no address of one.
     """
     for name in (f"{scheme}_proxy", _ALL):
         spelled = next((each for each in (name, name.upper()) if each in os.environ), "")
-        if os.environ.get(spelled, "").strip():
-            if not _excepted(host):
-                yield spelled
-            return
+        text = os.environ.get(spelled, "").strip()
+        if text:
+            return None if _excepted(host, port) else _parse(spelled, text)
+    return None
 
 
-def _excepted(host: str) -> bool:
-    """Return whether NO_PROXY names a host, a domain that it is in, or `*`."""
+def _parse(variable: str, text: str) -> Proxy:
+    """Take the address of a proxy apart; it may hold a password, which no message shows."""
+    parts = url_parts(text if "://" in text else f"http://{text}")
+    if parts is None or not parts.hostname:
+        raise RemoteError(f"{variable}: is no address of a proxy; expected http://HOST:PORT")
+    if parts.scheme != "http":
+        raise RemoteError(
+            f"{variable}: names a proxy of the kind {parts.scheme}, which is not read; set an "
+            "http:// one (it carries https too), or except the host by NO_PROXY"
+        )
+    login = ""
+    if parts.username:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        login = f"Basic {b64encode(pair.encode()).decode('ascii')}"
+    return Proxy(variable, parts.hostname, parts.port or _PORT, login)
+
+
+def _excepted(host: str, port: int) -> bool:
+    """Return whether NO_PROXY names a host, a domain or a network that it is in, or `*`."""
     text = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
     names = [name.strip().lstrip(".").lower() for name in text.split(",") if name.strip()]
-    host = host.lower()
-    return text.strip() == "*" or any(host == n or host.endswith(f".{n}") for n in names)
+    spelled = (host.lower(), f"{host.lower()}:{port}")
+    named = any(each == n or each.endswith(f".{n}") for n in names for each in spelled)
+    return text.strip() == "*" or named or any(_in_network(host, name) for name in names)
+
+
+def _in_network(host: str, name: str) -> bool:
+    """Return whether an IP address is in a network, `10.0.0.0/8`; False for anything else."""
+    try:
+        return "/" in name and ipaddress.ip_address(host) in ipaddress.ip_network(name, False)
+    except ValueError:
+        return False

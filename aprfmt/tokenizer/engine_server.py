@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from aprfmt.base.resource_limits import limit_resources
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.hf_engine import HfEngine
-from aprfmt.tokenizer.render_child import limit_resources
 
 
 def limit_cpu(seconds: int) -> None:

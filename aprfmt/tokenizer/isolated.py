@@ -11,9 +11,8 @@ from pathlib import Path
 from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.child_process import import_path
+from aprfmt.base.child_process import import_path, start_library_child
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer.child import start_library_child
 from aprfmt.tokenizer.expense import unbounded, unbounded_parts
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.limits import (

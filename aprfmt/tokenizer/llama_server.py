@@ -18,12 +18,11 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
-from aprfmt.base.child_process import import_path
+from aprfmt.base.child_process import import_path, start_library_child
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.errors import BackendUnavailableError, FormatError
 from aprfmt.formats import open_sink
-from aprfmt.tokenizer.child import start_library_child
 from aprfmt.tokenizer.keys import BYTE, CONTROL, SCORES, TOKENS, TYPES, UNKNOWN
 
 FOLDER = "APRFMT_LLAMA_CPP"  # the folder of llama.cpp's libraries and programs

@@ -19,24 +19,6 @@ class RefusedError(Exception):
     """The template called raise_exception."""
 
 
-def limit_resources(cpu_seconds: int, memory: int, *, total: bool = True) -> None:
-    """Limit CPU time and address space, if the system can; without `total` no CPU time."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such module; the parent's timer still applies
-        return
-    for what, bound in (
-        *([(resource.RLIMIT_CPU, cpu_seconds)] if total else []),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-    ):
-        try:
-            resource.setrlimit(what, (bound, bound))
-        except (ValueError, OSError):
-            continue  # macOS cannot limit it; a lower hard limit stays
-
-
 def environment() -> Any:
     """Return the sandboxed environment, as transformers sets it up for chat templates."""
     from jinja2 import nodes
@@ -227,6 +209,8 @@ def main() -> None:
     """Serve one request."""
     request = json.loads(sys.stdin.buffer.read())
     sys.path[:] = request["path"]
+    from aprfmt.base.resource_limits import limit_resources
+
     limits = request["limits"]
     limit_resources(limits["cpu_seconds"], limits["memory"])
     try:

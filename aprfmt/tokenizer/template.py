@@ -11,9 +11,8 @@ from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.child_process import import_path
+from aprfmt.base.child_process import import_path, start_library_child
 from aprfmt.errors import AprfmtError, FormatError, UsageError
-from aprfmt.tokenizer.child import start_library_child
 from aprfmt.tokenizer.limits import CPU_SECONDS, MEMORY, OUTPUT, REASON, WALL_SECONDS
 from aprfmt.tokenizer.template_language import TODO, foreign_template
 

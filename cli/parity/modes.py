@@ -163,8 +163,7 @@ def write_bundle(
     path: Path, found: "Parity", runs: list[str], force: bool
 ) -> dict[str, object] | None:
     """Write the first reproduction there is; None where no operation was taken apart."""
-    from aprfmt.inference.parity.bundle import save_bundle
-    from aprfmt.inference.parity.reproduce import bundle_of
+    from aprfmt.inference.parity.bundle import bundle_of, save_bundle
 
     made = bundle_of(found, runs)
     if made is None:

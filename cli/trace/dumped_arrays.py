@@ -39,15 +39,16 @@ def map_arrays(
 
     Without a mapping file one is proposed and written beside the trace that is saved.
     """
-    from aprfmt.inference.engines.captures import open_captures
+    from aprfmt.inference.engines.dumps import open_dump
     from aprfmt.inference.engines.mapping import mapped_trace, read_mapping
 
     assert dumped.arrays is not None
-    captures = stack.enter_context(open_captures(dumped.arrays))
     run = stack.enter_context(run_options.open_session(text, where))
     given = None if dumped.mapping is None else read_mapping(dumped.mapping)
+    wanted = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
+    captures = stack.enter_context(open_dump(dumped.arrays, wanted, run.model))
     ids = captures.ids or (list(given.ids or ()) if given is not None else None)
-    if ids and tokens.given:
+    if ids and tokens.given and ids != wanted:
         raise UsageError(f"{dumped.arrays}: its token ids are known; leave {tokens.given[0]} out")
     ids = ids or run_options.token_ids(run.model, tokens)[0]
     run_options.check_ids(run.model, ids)
@@ -70,13 +71,13 @@ def map_arrays(
 
 def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     """Return the verdict: how many arrays are points, and which nothing reads."""
-    from aprfmt.measure.trace_view import unread_arrays
+    from aprfmt.measure.trace_view import unequal_ranks, unread_arrays
     from aprfmt.model.ledger import Compared, Words, pronounce
 
     rows = found["names"]
     counts = {"arrays": (sum(row["key"] is not None for row in rows), len(rows))}
     words = Words("mapped", "not mapped")
-    return pronounce(words, Compared(False, counts, unread_arrays(trace)))
+    return pronounce(words, Compared(bool(unequal_ranks(trace)), counts, unread_arrays(trace)))
 
 
 def _left_out(given: "NameMap", name: str) -> dict[str, str | None]:

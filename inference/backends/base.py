@@ -13,6 +13,7 @@ otherwise; sums inside float16 and bfloat16 operations are float32. In float32 a
 everything is computed in the dtype itself.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -274,6 +275,15 @@ class Backend(Recurrent, Hosted, ABC):
             )
             mixed.append(self.narrow(sum(terms, start=next(terms))))
         return self.concat(mixed)
+
+    def xielu_numbers(self, stored: Sequence["Weight"]) -> Sequence[Any]:
+        """Return what `xielu` takes of a layer's four stored numbers.
+
+        The first two are learned and stored before a softplus; beta is added to the second.
+        """
+        raw = [float(weight.numpy().reshape(-1)[0]) for weight in stored]
+        positive, negative = (max(a, 0.0) + math.log1p(math.exp(-abs(a))) for a in raw[:2])
+        return positive, raw[2] + negative, raw[2], raw[3]
 
     def xielu(self, x: Array, positive: float, negative: float, beta: float, eps: float) -> Array:
         """Return beta*x, plus positive*x^2 above zero, negative*(expm1(min(x, eps)) - x) below.

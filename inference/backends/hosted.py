@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
 from aprfmt.inference.masks import Mask
+from aprfmt.inference.routing import NUMPY, Maths
 
 if TYPE_CHECKING:
     from aprfmt.inference.weights import Weight
@@ -53,21 +54,40 @@ class _Host(Protocol):
     query_block: int
 
     def array(self, x: Numbers) -> Array: ...
+    def to_numpy(self, x: Array) -> Numbers: ...
     def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array: ...
     def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array: ...
     def stack(self, parts: Sequence[Array]) -> Array: ...
     def take(self, x: Array, rows: Any) -> Array: ...
     def zeros(self, shape: Sequence[int]) -> Array: ...
-    def to_numpy(self, x: Array) -> Numbers: ...
     def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Numbers: ...
     def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask: ...
 
 
 class Hosted:
-    """Who of the experts gets which rows, what attention adds for a distance, which keys it reads.
+    """Who gets which experts' rows, what attention adds for a distance, which keys it reads.
 
-    What an indexer chooses is worked out in float32 at least, whatever the dtype.
+    `maths` are the functions that a router is computed with. What an indexer chooses is worked out
+    in float32 at least, whatever the dtype.
     """
+
+    maths: Maths = NUMPY
+
+    def router_numbers(self: _Host, x: Array) -> Array:
+        """Return a router's logits, or the experts' weights, as `maths` takes them."""
+        return self.to_numpy(x)
+
+    def factors(self, weight: "Weight") -> Array:
+        """Return the numbers that a router adds to its scores, or multiplies its weights by."""
+        return weight.numpy()
+
+    def like(self, x: Array, other: Array) -> Array:
+        """Return `factors` in the dtype of a router's logits."""
+        return x.astype(other.dtype, copy=False)
+
+    def rounded_factors(self: _Host, x: Array) -> Array:
+        """Return the experts' weights rounded to the backend's dtype, as `maths` takes them."""
+        return self.to_numpy(self.array(x))
 
     def chosen_keys(
         self: _Host, q: Array, k: Array, weights: Array, mask: Mask, *, scale: float, count: int

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,11 @@ class Captures:
     read: Callable[[str], Numbers]
     others: tuple[str, ...] = ()  # files of the folder that hold no array
     listed: tuple[int, ...] | None = None  # token ids that stand in a .pt as a list
+    values: Mapping[str, Any] = field(default_factory=dict)  # of a .pt: what is no array
+    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # positions, where not all
+    left: Mapping[str, str] = field(default_factory=dict)  # arrays that are none, and why
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of a dump: ranks, passes, remarks
+    alone: bool = False  # a file of torch.save that is one tensor
 
     @property
     def ids(self) -> list[int] | None:
@@ -119,6 +124,27 @@ def _listed(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError as error:
         raise FormatError(f"{folder}: cannot be listed: {error.strerror}") from error
+
+
+def read_array_file(path: Path, stack: ExitStack) -> Captures:
+    """Open one file of arrays by the names in it, "" for an array that has none; FormatError."""
+    if path.suffix == ".npy":
+        row = _npy(path)
+        return Captures(path, {"": row.shape}, {"": np.dtype(row.dtype).name}, lambda _: row.read())
+    head = _head(path)
+    if head[:2] == b"PK" and not is_zip(head):
+        file = NpzFile(path, stack)
+        return Captures(
+            path, {name: shape for name, (shape, _) in file.arrays.items()},
+            {name: dtype.name for name, (_, dtype) in file.arrays.items()}, file.read,
+        )  # fmt: skip
+    found = _tensors(path, stack)
+    if list(found.shapes) == [path.stem] and found.alone:
+        (shape,), (dtype,) = found.shapes.values(), found.dtypes.values()
+        return replace(
+            found, shapes={"": shape}, dtypes={"": dtype}, read=lambda _: found.read(path.stem)
+        )
+    return found
 
 
 def _folder(folder: Path, stack: ExitStack) -> Captures:
@@ -301,7 +327,10 @@ def _tensors(path: Path, stack: ExitStack) -> Captures:
         for name, row in infos.items()
     }
     ids = _id_list(source.metadata) if pickled else None
-    return Captures(path, {name: row.shape for name, row in infos.items()}, dtypes, read, (), ids)
+    values = source.metadata if pickled else {}
+    shapes = {name: row.shape for name, row in infos.items()}
+    alone = pickled and list(source.tensors) == [ALONE]
+    return Captures(path, shapes, dtypes, read, (), ids, values, alone=alone)
 
 
 def _own_names(paths: list[str], stem: str) -> dict[str, str]:

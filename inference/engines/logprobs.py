@@ -1,19 +1,27 @@
-"""Log-probabilities as servers answer them: a few numbers a token, which are no trace.
+"""Log-probabilities as servers answer them: of the chosen token and some likely ones, by token.
 
 vLLM's `prompt_logprobs`, SGLang's `input_token_logprobs` and the `logprobs` of OpenAI-compatible
-servers hold the chosen token and some likely ones. A point is compared by whole rows.
+servers. They are no trace, whose points are whole rows: `aprfmt logits --reference` compares them.
+Sources: vllm/entrypoints/openai (prompt_logprobs, prompt_token_ids, token_ids),
+sglang/srt/managers/tokenizer_manager.py (meta_info), and OpenAI's API for completions and chat.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
+from aprfmt.formats.bounded_json import load_file
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.logprob_tables import LEAST, Logprobs
 from aprfmt.model import Model
 
 _HEAD = 64 << 10  # bytes in which the first token's entry stands, long prompts before it included
+MAX_JSON = 512 << 20
+_ABOVE = 1e-3  # what rounding may leave above 0
 # Key of the JSON -> whose it is, the first that is there.
 WRITERS: Mapping[str, str] = {
     "prompt_logprobs": "vLLM's prompt_logprobs",
@@ -23,6 +31,7 @@ WRITERS: Mapping[str, str] = {
     "top_logprobs": "an OpenAI-compatible server's chat",
     "logprob": "a server's list of tokens",
 }
+TokenIds = Callable[[str, bytes | None], Sequence[int]]
 
 
 def writer_of(path: Path) -> str | None:
@@ -43,9 +52,199 @@ def is_logprobs(path: Path) -> bool:
 def refuse_logprobs(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> AbstractContextManager[Trace]:
-    """Raise FormatError: what such a file holds, and what to save in its place."""
+    """Raise FormatError: what such a file holds, and which command compares it."""
     raise FormatError(
         f"{path}: holds log-probabilities of single tokens ({writer_of(path)}), no rows of logits; "
-        "save what stands before the softmax, logits [tokens, vocabulary], as logits.npy beside "
-        "input_ids.npy, then `aprfmt trace MODEL --map FOLDER -o run.safetensors` and diagnose that"
+        f"compare them with `aprfmt logits MODEL --reference {path}`; to find the operation that "
+        "differs, save what stands before the softmax, logits [tokens, vocabulary], as logits.npy "
+        "beside input_ids.npy, then `aprfmt trace MODEL --map FOLDER -o run.safetensors` and "
+        "diagnose that"
     )
+
+
+def read_logprobs(
+    path: Path, prompt: Sequence[int] | None = None, token_ids: TokenIds | None = None
+) -> Logprobs:
+    """Return the log-probabilities of a server's answer; FormatError says what is missing.
+
+    `prompt` are the prompt's ids where the answer does not say them, `token_ids` gives the ids
+    that a piece of text may be.
+    """
+    said = load_file(path, MAX_JSON)
+    try:
+        found = _of_answer(said, prompt, token_ids or _no_tokenizer)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        why = shorten(str(error) or type(error).__name__, 120)
+        raise FormatError(f"{path}: {writer_of(path) or 'an answer'}: {why}") from None
+    if not found.rows:
+        raise FormatError(
+            f"{path}: holds no log-probability of a token; ask the server for "
+            "logprobs, and for prompt_logprobs or echo"
+        )
+    for at, row in found.rows.items():
+        if max(row.values()) > _ABOVE:
+            raise FormatError(f"{path}: position {at} has a log-probability above 0: logits?")
+    return Logprobs(found.ids, found.rows, False, writer_of(path) or "")
+
+
+def _no_tokenizer(text: str, raw: bytes | None) -> Sequence[int]:
+    raise ValueError(f"token {text[:40]!r} has no id; name the model, whose tokenizer knows it")
+
+
+class _Rows:
+    """Rows while they are read: entries of a position that are no number are left out."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[int, float]] = {}
+
+    def add(self, position: int, token: int, value: Any) -> None:
+        """Take one log-probability, None being none."""
+        if value is None or position < 0:
+            return
+        number = float(value)
+        if number != number:
+            raise ValueError(f"position {position}: token {token}: {value!r} is no number")
+        self.rows.setdefault(position, {})[int(token)] = max(number, LEAST)
+
+
+def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> Logprobs:
+    rows = _Rows()
+    if isinstance(said, list):
+        if said and isinstance(said[0], dict) and ("choices" in said[0] or "meta_info" in said[0]):
+            raise ValueError(f"{len(said)} answers; expected one in a file")
+        said = {"prompt_logprobs": said}
+    choices = said.get("choices") or [{}]
+    if len(choices) > 1:
+        raise ValueError(f"{len(choices)} choices; expected one in a file")
+    choice = choices[0]
+    meta = said.get("meta_info") or choice.get("meta_info") or {}
+    both = {**said, **choice}
+    if meta:
+        return _of_sglang(meta, both, prompt, rows)
+    ids = both.get("prompt_token_ids") or (None if prompt is None else list(prompt))
+    listed = both.get("prompt_logprobs")
+    if listed:
+        ids = ids or _ids_of_rows(listed)
+        for number, entry in enumerate(listed):
+            for token, value in (entry or {}).items():
+                rows.add(number - 1, int(token), value["logprob"])
+    out = both.get("logprobs")
+    if isinstance(out, Mapping) and out.get("content") is not None:
+        return _of_chat(out["content"], ids, both.get("token_ids"), rows, token_ids)
+    if isinstance(out, Mapping) and "token_logprobs" in out:
+        return _of_completion(out, ids, both.get("token_ids"), rows, token_ids)
+    if ids is None:
+        raise ValueError("does not say the prompt's ids; give --ids")
+    return Logprobs(tuple(int(i) for i in ids), rows.rows)
+
+
+def _ids_of_rows(listed: Sequence[Any]) -> list[int]:
+    """Return the chosen tokens of rows that list one each; ValueError where several are listed."""
+    if any(entry is not None and len(entry) != 1 for entry in listed) or listed[0] is None:
+        raise ValueError("does not say the prompt's ids; give --ids")
+    return [int(next(iter(entry))) for entry in listed]
+
+
+def _of_sglang(
+    meta: Mapping[str, Any], said: Mapping[str, Any], prompt: Sequence[int] | None, rows: _Rows
+) -> Logprobs:
+    """Read [log-probability, id, text] of prompt and output, and their top tokens."""
+    first = meta.get("input_token_logprobs") or []
+    after = meta.get("output_token_logprobs") or []
+    ids = [int(one[1]) for one in first]
+    start = int(meta.get("prompt_tokens", len(ids)) or len(ids)) - len(ids)
+    known = said.get("prompt_token_ids") or prompt
+    if len(ids) < int(meta.get("prompt_tokens", len(ids)) or 0) or not ids:
+        if known is None:
+            raise ValueError(
+                "does not say the prompt's ids; give --ids, or ask with logprob_start_len 0"
+            )
+        ids, start = [int(i) for i in known], len(known) - len(first)
+    for number, one in enumerate(first):
+        rows.add(start + number - 1, int(one[1]), one[0])
+    for number, top in enumerate(meta.get("input_top_logprobs") or []):
+        for one in top or []:
+            rows.add(start + number - 1, int(one[1]), one[0])
+    for number, one in enumerate(after):
+        rows.add(len(ids) + number - 1, int(one[1]), one[0])
+    for number, top in enumerate(meta.get("output_top_logprobs") or []):
+        for one in top or []:
+            rows.add(len(ids) + number - 1, int(one[1]), one[0])
+    return Logprobs((*ids, *(int(one[1]) for one in after)), rows.rows)
+
+
+def _of_chat(
+    content: Sequence[Any],
+    ids: Sequence[int] | None,
+    out: Sequence[int] | None,
+    rows: _Rows,
+    token_ids: TokenIds,
+) -> Logprobs:
+    """Read a chat's output; it follows the prompt, whose ids have to be known."""
+    if ids is None:
+        raise ValueError("does not say the prompt's ids; give --ids of the rendered prompt")
+    made: list[int] = []
+    for number, entry in enumerate(content):
+        raw = entry.get("bytes")
+        token = int(out[number]) if out else _one(entry["token"], raw, token_ids)
+        made.append(token)
+        at = len(ids) + number - 1
+        for row in entry.get("top_logprobs") or []:
+            for one in _some(row["token"], row.get("bytes"), token_ids):
+                rows.add(at, one, row["logprob"])
+        rows.add(at, token, entry["logprob"])
+    return Logprobs((*map(int, ids), *made), rows.rows)
+
+
+def _of_completion(
+    said: Mapping[str, Any],
+    ids: Sequence[int] | None,
+    out: Sequence[int] | None,
+    rows: _Rows,
+    token_ids: TokenIds,
+) -> Logprobs:
+    """Read a completion; with echo it begins with the prompt, whose first token has none."""
+    values = said["token_logprobs"]
+    echoed = bool(values) and values[0] is None
+    texts = said.get("tokens") or []
+    own = (
+        list(out)
+        if out and len(out) == len(values)
+        else [_one(text, None, token_ids) for text in texts]
+    )
+    if len(own) != len(values):
+        raise ValueError(f"{len(values)} token_logprobs, and {len(own)} tokens")
+    if not echoed and ids is None:
+        raise ValueError("does not say the prompt's ids; give --ids, or ask with echo")
+    before = [] if echoed else list(ids or ())
+    for number, value in enumerate(values):
+        at = len(before) + number - 1
+        top = (said.get("top_logprobs") or [])[number : number + 1]
+        for text, likely in (top[0] if top and top[0] else {}).items():
+            for one in _some(text, None, token_ids):
+                rows.add(at, one, likely)
+        rows.add(at, own[number], value)
+    return Logprobs((*map(int, before), *own), rows.rows)
+
+
+def _some(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Iterator[int]:
+    """Yield the id of a likely token, nothing where its text is that of several."""
+    found = _ids_of(text, raw, token_ids)
+    if len(found) == 1:
+        yield found[0]
+
+
+def _one(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> int:
+    found = _ids_of(text, raw, token_ids)
+    if len(found) != 1:
+        raise ValueError(
+            f"token {text[:40]!r} is the text of {len(found)} ids; ask the server for "
+            "token ids (vLLM: return_tokens_as_token_ids)"
+        )
+    return found[0]
+
+
+def _ids_of(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Sequence[int]:
+    if text.startswith("token_id:"):
+        return [int(text.removeprefix("token_id:"))]
+    return token_ids(text, None if raw is None else bytes(raw))

@@ -11,21 +11,24 @@ arrays it names, in the folder it stands in:
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.bounded_json import dumps, load_file
 from aprfmt.inference.capture import parse_key
-from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays, open_captures
+from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays
 from aprfmt.inference.engines.collect import Collector, unbatched
+from aprfmt.inference.engines.dump_folders import is_dump
+from aprfmt.inference.engines.dumps import open_dump
 from aprfmt.inference.engines.layouts import STEPS, PointLayout, laid_out
 from aprfmt.inference.engines.modules import ModuleReader, parse_module
 from aprfmt.inference.engines.npz import arithmetic_of, is_scaled
+from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import Spool
@@ -129,7 +132,7 @@ def _entry(row: Any, where: str) -> Mapped | None:
 def is_mapped(path: Path) -> bool:
     """Say whether a path is a mapping file, a folder that has one, or a folder of arrays."""
     if path.is_dir():
-        return (path / BESIDE).is_file() or is_folder_of_arrays(path)
+        return (path / BESIDE).is_file() or is_folder_of_arrays(path) or is_dump(path)
     if not path.is_file() or path.suffix != ".json":
         return False
     with open(path, "rb") as file:
@@ -147,7 +150,10 @@ def load_mapped(
     beside = path / BESIDE if path.is_dir() else path
     mapping = read_mapping(beside) if beside.is_file() else None
     place = path if path.is_dir() else path.parent / _inside(mapping, path)
-    with open_captures(place) as captures, mapped_trace(captures, mapping, ids, model) as trace:
+    with (
+        open_dump(place, ids, model) as captures,
+        mapped_trace(captures, mapping, ids, model) as trace,
+    ):
         yield trace
 
 
@@ -156,7 +162,7 @@ def load_arrays(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Trace]:
     """Open one file of arrays as a trace, by their names."""
-    with open_captures(path) as captures, mapped_trace(captures, None, ids, model) as trace:
+    with open_dump(path, ids, model) as captures, mapped_trace(captures, None, ids, model) as trace:
         yield trace
 
 
@@ -189,11 +195,14 @@ def mapped_trace(
         else:
             _by_mapping(captures, collector, mapping, tokens)
         collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
-        run = {
+        collector.unknown |= captures.left
+        run: dict[str, Value] = {
             "format": "captures", "path": str(captures.path), "ids": tokens,
             "ids_given": known is None and tokens is not None,
             "backend": {"backend": "captures"},
         }  # fmt: skip
+        if captures.facts:
+            run["dump"] = captures.facts
         yield collector.trace(run)
 
 
@@ -215,23 +224,26 @@ def _by_name(
         scaled_embedding=is_scaled(captures.names, captures.read, model, tokens),
     )
     for name in captures.names:
+        rows = captures.rows.get(name)
         try:
             point, layer = parse_key(name)
         except UsageError:
-            modules.add(name, captures.read(name))
+            modules.add(name, captures.read(name), rows)
             continue
         try:
             values = collector.fitted(name, point, unbatched(captures.read(name), name))
         except ValueError as error:
             collector.unknown[name] = str(error)
             continue
-        collector.add(point, layer, values)
+        collector.add(point, layer, values, rows=rows)
 
 
 def _by_mapping(
     captures: Captures, collector: Collector, mapping: NameMap, tokens: list[int] | None
 ) -> None:
-    shapes = {} if tokens is None or collector.hp is None else point_shapes(collector, len(tokens))
+    shapes = {}
+    if tokens is not None and collector.hp is not None:
+        shapes = point_shapes(collector.hp, collector.known, len(tokens))
     for name, row in mapping.names.items():
         where = f"{captures.path}: {name[:200]!r}"
         if name not in captures.shapes:
@@ -245,7 +257,7 @@ def _by_mapping(
             values = laid_out(
                 values, row.layout, PointLayout(shapes[row.key], len(tokens or ())), where
             )
-        rows = None if isinstance(row.rows, str) else row.rows
+        rows = captures.rows.get(name) if isinstance(row.rows, str) else row.rows
         if row.rows == "last" and tokens is not None:
             rows = (len(tokens) - 1,)
         axis = 1 if POINTS[point].rows == "scores" else 0
@@ -257,38 +269,3 @@ def _by_mapping(
     for name in captures.names:
         if name not in mapping.names:
             collector.unknown[name] = "not in the mapping"
-
-
-def point_shapes(collector: Collector, tokens: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every point of the model in a pass, by key."""
-    assert collector.hp is not None
-    hp = collector.hp
-    value_dim = int(hp["value_head_dim"] or hp["head_dim"])
-    mla = bool(collector.known) and not collector.known["L0.kv_a"].absent
-    head = int(hp["head_dim"])
-    if mla:
-        head = int(hp["qk_nope_head_dim"]) + int(hp["qk_rope_head_dim"])
-    dims: dict[str, int] = {
-        "hidden_size": int(hp["hidden_size"]), "head_dim": head, "value_dim": value_dim,
-        "ffn_size": int(hp["ffn_size"] or 0), "vocab_size": int(hp["vocab_size"]),
-        "heads": int(hp["n_heads"]), "tokens": tokens, "keys": tokens, "rows": tokens, "1": 1,
-        "kv_heads": int(hp["n_heads"] if mla else hp["n_kv_heads"]),
-    }  # fmt: skip
-    found = {}
-    for key, instance in collector.known.items():
-        if not instance.absent:
-            parts = instance.point.shape.replace(" ", "").split(",")
-            sizes = [_size_of(part, {**hp, **dims}) for part in parts]
-            if None not in sizes:
-                found[key] = tuple(size for size in sizes if size is not None)
-    return found
-
-
-def _size_of(text: str, known: Mapping[str, Any]) -> int | None:
-    """Return the size of an axis: a name, or a sum or product of names; None if one is unknown."""
-    for sign, join in (("+", sum), ("*", math.prod)):
-        if sign in text:
-            parts = [_size_of(part, known) for part in text.split(sign)]
-            return None if None in parts else join(part for part in parts if part is not None)
-    value = known.get(text)
-    return int(value) if isinstance(value, (int, float)) else None

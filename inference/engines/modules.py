@@ -6,7 +6,7 @@ with the reason.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,8 +148,11 @@ class ModuleReader:
         self._scaled = scaled_embedding
         self._like: dict[str, Numbers] = {}
 
-    def add(self, key: str, values: Numbers) -> None:
-        """Record one key's values; or note in the collector's `unknown` why that fails."""
+    def add(self, key: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
+        """Record one key's values; or note in the collector's `unknown` why that fails.
+
+        `rows` are the token positions of its rows, None for those that their number says.
+        """
         readings = self.modules.read(key)
         if not readings:
             self._collector.unknown[key] = "not a capture point"
@@ -158,7 +161,7 @@ class ModuleReader:
             values = unbatched(self._joined_copies(values), key)
             for point in dict.fromkeys(reading.point.name for reading in readings):
                 values = self._collector.fitted(key, point, values)
-            taken = [self._add(reading, values) for reading in readings]
+            taken = [self._add(reading, values, rows) for reading in readings]
         except ValueError as error:
             self._collector.unknown[key] = str(error)
             return
@@ -182,7 +185,7 @@ class ModuleReader:
         names = [key_name(reading.point.name, reading.layer) for reading in readings]
         return any(self._collector.target(name) is not None for name in names)
 
-    def _add(self, reading: Reading, values: Numbers) -> bool:
+    def _add(self, reading: Reading, values: Numbers, rows: Sequence[int] | None) -> bool:
         point, layer, name = reading.point.name, reading.layer, reading.name
         collector = self._collector
         if point in ("embd", "embd_scaled") and (name.part == "scaled") != bool(self._scaled):
@@ -206,7 +209,7 @@ class ModuleReader:
             values = values.reshape(len(values), -1)
         elif values.ndim == 3 and POINTS[point].rows != "scores" and point != "k_pe":
             raise ValueError(f"shape {list(values.shape)}; expected one sequence [tokens, width]")
-        collector.add(point, layer, values, rank=reading.rank)
+        collector.add(point, layer, values, rows=rows, rank=reading.rank)
         return True
 
     def _share(self, point: str, layer: int, part: str, values: Numbers) -> Numbers | None:

@@ -129,7 +129,10 @@ def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
     size = int(np.prod(shape, dtype=np.int64))
     found: list[PointFit] = []
     values: Numbers | None = None
+    rows = captures.rows.get(name)
     for key, mine in own.items():
+        if rows is not None and POINTS[parse_key(key)[0]].rows != "scores" and len(mine) == tokens:
+            mine = mine[list(rows)]
         fitting = size in (mine.size, mine.size // max(tokens, 1)) or _is_padded(shape, key, mine)
         if not size or not fitting:
             continue

@@ -11,10 +11,11 @@ from aprfmt.base.protocols import Value
 from aprfmt.inference.backends.base import Array, Numbers, Part
 from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
+from aprfmt.inference.backends.torch_maths import TORCH
 from aprfmt.inference.fast.cuda import batched, layers
 from aprfmt.inference.fast.graphs import NotRecordable
 from aprfmt.inference.fast.kept import SCRATCH, keeps
-from aprfmt.inference.fast.torch_routing import TORCH, in_blocks
+from aprfmt.inference.fast.torch_routing import in_blocks
 from aprfmt.inference.fast.torch_weights import (
     HALVES,
     BlocksOnTorch,

@@ -15,7 +15,7 @@ from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.collect import weights_of
 from aprfmt.inference.parity.cells import ExpertFlip, Losses, Parity, RunDistance, RunFacts, RunPair
-from aprfmt.inference.parity.operations import MAX_OPERATIONS, take_apart
+from aprfmt.inference.parity.operations import MAX_OPERATIONS, judge_operations, take_apart
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
     compare_logits,
@@ -25,7 +25,6 @@ from aprfmt.inference.parity.outcomes import (
 )
 from aprfmt.inference.parity.outer import gates
 from aprfmt.inference.parity.request import ParityRequest
-from aprfmt.inference.parity.survey import judge_operations
 from aprfmt.inference.parity.verdict import finite_checks, fused_check, points_check, verdict_of
 from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.running import opened

@@ -1,5 +1,6 @@
-"""Single operations of points beyond tolerance, run alone on equal inputs in both runs."""
+"""Operations of two runs on equal inputs: single ones alone, or all of a run in one pass."""
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,14 @@ from aprfmt.inference.parity.cell import BEHIND, Cell, cut_out
 from aprfmt.inference.parity.cells import Operation
 from aprfmt.inference.parity.matched import matched_weights
 from aprfmt.inference.parity.request import ParityRequest
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import OperationResiduals, operation_residuals
 from aprfmt.inference.trace import Trace
+from aprfmt.inference.weights import free_budget, model_weights
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import one_operation
-from aprfmt.measure.trace_view import arithmetic, backend_name
+from aprfmt.measure.trace_view import arithmetic, backend_name, weights_between
 from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import Model
 
@@ -123,3 +128,23 @@ def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None
         own = f"{layer}.in"
     x, y = a.values(own), b.values(own)
     return None if x is None or y is None or x.shape != y.shape else rel_l2(y, x)
+
+
+def judge_operations(
+    model: Model, reference: Backend, a: Trace, b: Trace, request: ParityRequest
+) -> OperationResiduals:
+    """Return how far every operation of the run `b` is off; `reference` is the backend of `a`."""
+    if request.through is not None:
+        weights = matched_weights(model, request.through, request.memory)
+    else:
+        memory = request.memory
+        weights = model_weights(model, free_budget() if memory is None else memory)
+    kinds = (weights_between(a, b), "activate")
+
+    def bound(key: str) -> float:
+        return one_operation(*arithmetics(key, a, b), backend_name(b), kinds).rel_l2
+
+    ids = tuple(request.ids)
+    patched = PatchedModel(model.spec, model.hyper, weights, reference, ids)
+    with closing(weights):
+        return operation_residuals(patched, RecordedTrace(b, ids, {}), bound)

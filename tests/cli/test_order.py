@@ -44,6 +44,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "diagnose": ("diagnose {m} {l} --ids 1,2,3", "diagnose {m} {t} --ids 1,2,3",
                  "diagnose {m} {k} --ids 1,2,3"),
     "attest": ("attest {q} --from {m}", "attest {g} --from {q}"),
+    "step": ("step {m} --after {l} --optimizer adamw:lr=1e-3",),
     "hash": ("hash {g}",),
     "scan": ("scan {m} {g} {q} {t} -o {o}/scan.jsonl --jobs 1",),
     "validate": ("validate {m}", "validate {k}"),

@@ -62,6 +62,7 @@ WITH_ARCH: dict[str, list[str]] = {
     "diagnose": ["M", "N"],
     "parity": ["M", "--between", "numpy", "numpy:float64", "--ids", "1,2"],
     "attest": ["N", "--from", "M"],
+    "step": ["M", "--after", "N"],
     "hash": ["M"],
     "run": ["M", "--ids", "1,2"],
     "trace": ["M", "--payload", "--ids", "1,2"],

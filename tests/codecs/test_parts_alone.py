@@ -1,11 +1,14 @@
 """Parts of codecs and readers, each by itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import CODECS, encode, modelopt_scope, writable
+from aprfmt.codecs import CODECS, encode, modelopt_scope, native_kernels, writable
 from aprfmt.codecs.compressed_tensors import _by_group
+from aprfmt.codecs.laid_out import LaidCodes, LaidOut
 from aprfmt.codecs.repack_blocks import _scale
 from aprfmt.errors import AprfmtError, CodecError
 from aprfmt.formats.pytorch.pickle_calls import _sparse
@@ -69,3 +72,24 @@ def test_an_algorithm_that_is_no_name_is_refused(said: object) -> None:
     group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}
     found = modelopt_scope._whole({"config_groups": {"g": group}})
     assert (found["quant_algo"], found["group_size"]) == ("NVFP4", 16)
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.parametrize("factor", [False, True])
+def test_codes_are_recoded_by_kernels_where_they_lie_in_rows_and_have_no_factor(
+    order: str, factor: bool
+) -> None:
+    """The kernels know of no factor a column: what they made with one would be other weights."""
+    held = np.zeros((1, 32, 128), np.uint8) if order == "rows" else np.zeros((1, 32, 32), np.uint32)
+    made = LaidOut(
+        (1, 32, 256), LaidCodes(4, order, held), np.arange(16, dtype=np.float32), (1, 32)
+    )
+    if factor:
+        made = replace(made, factor=np.ones(256, np.float32))
+    native = native_kernels()
+    if native is None:
+        pytest.skip("NOT-RUN: no C kernels here")
+    known = [name for name in CODECS if native.recodes(name)]
+    assert known and len(known) < len(CODECS)
+    for name in CODECS:
+        assert made.recodes(name) is (order == "rows" and not factor and name in known), name

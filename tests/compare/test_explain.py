@@ -18,7 +18,7 @@ from aprfmt.causes.tensor.packed_faults import PACKED
 from aprfmt.compare import TensorDiff, diff
 from aprfmt.conversion.options import ConvertOptions
 from aprfmt.formats import FORMATS, writable_formats
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 from tests.causes.tensor_faults import FAULTS
 from tests.compare import faults
 from tests.compare.damage import patched
@@ -52,7 +52,7 @@ def said(row: TensorDiff) -> str:
 
 def check(row: TensorDiff, fault: Fault) -> None:
     explanation = row.explanation
-    assert isinstance(explanation, Explanation), row
+    assert isinstance(explanation, Finding), row
     assert explanation.cause == fault.cause, explanation
     assert explanation.confirmed == fault.confirmed, explanation
     assert explanation.where[0] == row.key

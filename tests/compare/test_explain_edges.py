@@ -8,8 +8,11 @@ import pytest
 
 import aprfmt
 from aprfmt.base.encodings import BY_GGML, ENCODINGS
+from aprfmt.causes.tensor import table
+from aprfmt.causes.tensor.guess import JointHypothesis, PairHypothesis
 from aprfmt.causes.tensor.overwritten_bytes import stretches
 from aprfmt.compare import diff
+from aprfmt.errors import AprfmtError
 from tests.compare import faults
 from tests.compare.damage import Change
 from tests.compare.test_verdicts import edited
@@ -108,3 +111,29 @@ def test_places_are_joined_over_windows() -> None:
     assert stretches(windows, gap=10, most=2) == [[0, 11], [200, 201]]
     assert stretches([windows[0], windows[2] + 90], gap=10, most=2) is None
     assert stretches([windows[1]], gap=10, most=2) == []
+
+
+def test_an_explanation_that_raises_is_said_and_the_others_go_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: the error caught around all of them, and one swallowed without a line."""
+
+    def broken(*_: object) -> Any:
+        raise AprfmtError("a tensor that it reads is damaged")
+        yield
+
+    def late(*_: object) -> Any:
+        yield lambda: broken().__next__()
+
+    single = PairHypothesis(("swapped_tensors",), broken)
+    monkeypatch.setattr(table, "TABLE", (single, *table.TABLE))
+    joint = JointHypothesis(("fused_order",), broken), JointHypothesis(("derived",), late)
+    monkeypatch.setattr(table, "JOINT", (*joint, *table.JOINT))
+    target = edited(source, tmp_path / "b", faults.computed(faults.UP, lambda x: 2 * x))
+    report = diff(source, target)
+    (row,) = [row for row in report.tensors if row.key == faults.ROLES[faults.UP]]
+    assert row.explanation is not None and row.explanation.confirmed and row.cause == "scale"
+    said = "a tensor that it reads is damaged"
+    lines = [f"not tried: {cause}: {said}" for cause in ("fused_order", "derived")]
+    assert report.not_tried == (f"not tried: swapped_tensors of {row.key}: {said}", *lines)
+    assert set(report.not_tried) <= set(report.notes)

@@ -3,6 +3,7 @@
 Seen red: each of the mistakes that its test's name tells the opposite of.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 from aprfmt.causes.tensor import coarse_damage, derived_weights
 from aprfmt.causes.tensor.arithmetic import _encodes
 from aprfmt.causes.tensor.differing_pair import WINDOW, Unequal
-from aprfmt.causes.tensor.summary import _certainty
+from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.causes.tensor.summary import _proof
 from aprfmt.causes.tensor.transposition import near
 from aprfmt.causes.tokenizer.probe_texts import _pieces
 from aprfmt.measure.alignment import TensorPair, _tied
 from aprfmt.measure.bounds import Fit
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.proofs import Proof, certainty_of, unfitted_proof
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 
@@ -35,14 +37,20 @@ def test_two_samples_of_zeros_are_near(slack: float) -> None:
 
 
 def test_the_share_of_several_tensors_is_that_of_all_their_values() -> None:
-    def row(count: int, reached: Any, share: float | None) -> Any:
-        one = Explanation("x", ("k",), ("e",), 1.0, 0.0, True, reached, share)
+    def row(count: int, proof: Proof | None) -> Any:
+        one = make_finding("scale", ("k",), ("e",), 1.0, 0.0, proof)
         return SimpleNamespace(explanation=one, stats=SimpleNamespace(count=count))
 
-    rows = [row(30, "explained", 0.5), row(10, None, None)]
-    assert _certainty(rows) == ("explained", (15 + 10) / 40)
-    assert _certainty(rows[1:]) == ("confirmed", 1.0)
-    assert _certainty([*rows, row(10, "located", None)]) == ("located", None)
+    whole, weak = unfitted_proof(10), Proof(10, 1.0, 10, 0.0)
+    rows = [row(30, unfitted_proof(30, 0.5)), row(10, whole)]
+    said = [([rows[1]], "confirmed", 1.0), (rows, "explained", (15 + 10) / 40),
+            ([rows[1], row(10, weak)], "explained", 1.0),
+            ([rows[1], row(10, replace(whole, accused=True))], "explained", 1.0)]  # fmt: skip
+    for group, certainty, share in said:
+        found = _proof(group)
+        assert found is not None and (certainty_of(found), found.share) == (certainty, share)
+    assert _proof([*rows, row(10, None)]) is None
+    assert _proof([*rows, row(10, unfitted_proof(10, 0.25))]) is None
 
 
 def test_only_blocks_in_one_part_encode_by_themselves() -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclude import rounding
-from aprfmt.diagnosis.finalize import finalize_finding
 from aprfmt.diagnosis.found import PointRow
 from aprfmt.diagnosis.mixing import Share
+from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.inference.replay.recorded_trace import apart, fit
 from aprfmt.measure.distances import measure, rel_l2

@@ -1,7 +1,10 @@
 """Parts of conversions and of what stands beside models, each by itself."""
 
 import os
+import struct
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,12 +18,14 @@ from aprfmt.arch import ARCHS
 from aprfmt.base.protocols import Value
 from aprfmt.cli import hash_
 from aprfmt.compare import diff_models
-from aprfmt.conversion import Options, scheduling
+from aprfmt.conversion import Options, in_place, scheduling
 from aprfmt.conversion.edits import parse_json_value
 from aprfmt.conversion.metadata import bare_metadata
 from aprfmt.conversion.quantize_options import model_mixture
+from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
-from aprfmt.formats import FORMATS, open_source, shard_set
+from aprfmt.formats import FORMATS, open_source, shard_set, temporary_files
+from aprfmt.formats.pytorch.zip_archive import _WIDE, _widened
 from aprfmt.model import manifest, open_model
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.ledger import Pronounced
@@ -199,3 +204,58 @@ def test_an_image_has_three_colours_where_nothing_says_how_many(arch: str) -> No
     found = rule(arch, "image_channels")
     default = found.default({}) if callable(found.default) else found.default
     assert {default, *found.default_in.values()} - {None} == {3}
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_zip64_field_may_follow_others(first: bool) -> None:
+    """A time stamp (0x5455) before it, as other zip libraries write one."""
+    wide = struct.pack("<2H2Q", 1, 16, 1 << 33, 1 << 34)
+    stamp = struct.pack("<2H5s", 0x5455, 5, b"stamp")
+    extra = wide + stamp if first else stamp + wide
+    assert _widened(extra, (_WIDE, 7, _WIDE), "x") == [1 << 33, 7, 1 << 34]
+    assert _widened(b"", (1, 2, 3), "x") == [1, 2, 3]
+    with pytest.raises(FormatError, match="zip64"):
+        _widened(stamp, (_WIDE, 7, 3), "x")
+
+
+def test_a_file_that_a_change_in_place_broke_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with open_source(llama_folder(tmp_path / "m", "BF16") / "model.safetensors") as source:
+        places = {name: in_place._facts(tensor.info) for name, tensor in source.tensors.items()}
+        path.write_bytes(Path(source.files[0]).read_bytes())
+    in_place._verify(path, places)
+    moved = {name: (*facts[:2], 0, facts[3]) for name, facts in places.items()}
+    with pytest.raises(ConversionError, match="its tensors lie elsewhere"):
+        in_place._verify(path, moved)
+    path.write_bytes(b"no model")
+    with pytest.raises(ConversionError, match="was changed, and does not open"):
+        in_place._verify(path, places)
+
+
+@pytest.mark.parametrize(("stop", "gone"), [(50, False), (100, True), (101, True), (None, True)])
+def test_a_repacked_weights_numbers_go_behind_its_last_row(stop: int | None, gone: bool) -> None:
+    released: list[bool] = []
+    held: Any = SimpleNamespace(
+        _blocks="numbers", info=SimpleNamespace(nbytes=100),
+        origin=SimpleNamespace(drop=lambda: released.append(True)),
+    )  # fmt: skip
+    RepackedTensor.drop(held, 0, stop)
+    assert (held._blocks is None, released) == (gone, [True])
+
+
+def test_a_run_that_waits_for_the_folders_lock_sleeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits takes no processor from the run that it waits for."""
+    slept: list[float] = []
+    with ExitStack() as holder:
+        holder.enter_context(temporary_files.lock_folder(tmp_path))
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            holder.close()
+
+        monkeypatch.setattr(temporary_files, "LOCK_SECONDS", 1)
+        monkeypatch.setattr(time, "sleep", sleep)
+        with temporary_files.lock_folder(tmp_path):
+            assert slept and min(slept) > 0

@@ -5,6 +5,7 @@ import pytest
 
 from aprfmt.causes.forward.mismatch import Change
 from aprfmt.diagnosis.answers import Agreement, numbers_of
+from aprfmt.measure.proofs import certainty_of
 
 
 def change(**values: object) -> Change:
@@ -33,4 +34,4 @@ def test_numbers_are_counted_wherever_they_stand() -> None:
 def test_numbers_are_confirmed_by_what_they_were_not_found_on(
     agrees: Agreement, values: dict[str, object], holds: bool
 ) -> None:
-    assert agrees.holds(change(**values)) == holds
+    assert certainty_of(agrees.proof(change(**values))) == ("confirmed" if holds else "explained")

@@ -12,11 +12,10 @@ import pytest
 import aprfmt
 from aprfmt.compare import diff_models
 from aprfmt.diagnosis import diagnose, mixing
-from aprfmt.diagnosis.finalize import finalize_finding
-from aprfmt.diagnosis.found import DERIVED, KINDS, Diagnosis
+from aprfmt.diagnosis.found import DERIVED, KINDS, Diagnosis, Touched
 from aprfmt.diagnosis.mixing import Share, between
+from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, divergence
-from aprfmt.diagnosis.parts import Touched
 from aprfmt.diagnosis.probes import differing
 from aprfmt.diagnosis.quantities import compare
 from aprfmt.errors import AprfmtError

@@ -13,9 +13,10 @@ import pytest
 
 from aprfmt.causes.tensor import other_tensors
 from aprfmt.causes.tensor.foreign_values import Foreign, foreign
+from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.diagnosis import diagnose, tensors
 from aprfmt.diagnosis.zero_values import rounding_hides
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.row_reader import Reader
 from aprfmt.measure.tolerances import ONE_OPERATION, SMALLEST_BUG
 from tests.cli.run import aprfmt as command
@@ -252,11 +253,10 @@ def test_a_claim_of_equal_function_is_held_against_the_pass(monkeypatch: Any) ->
     """The explanation alone does not prove it: a difference in the logits is a bug."""
     from aprfmt.causes.tensor import symmetry
 
-    monkeypatch.setattr(
-        symmetry,
-        "_equal",
-        lambda case, row, *rest: Explanation(row.cause, (case.key,), (row.says,), 1.0, 0.0, True),
-    )
+    def claimed(case: Any, row: Any, *rest: Any) -> Any:
+        return make_finding(row.cause, (case.key,), (row.says,), 1.0, 0.0, unfitted_proof(100))
+
+    monkeypatch.setattr(symmetry, "_equal", claimed)
     folder = tiny_folder("llama")
     moved = files.copy(folder, "rows-only", tensors=files.edit(UP, lambda x: x[::-1]))
     found = diagnose(str(folder), str(moved))

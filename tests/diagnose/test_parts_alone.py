@@ -1,6 +1,7 @@
 """Parts of a diagnosis, each by itself."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,10 +10,11 @@ import pytest
 
 from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
-from aprfmt.diagnosis import examine, tensors
+from aprfmt.diagnosis import direct, examine, quantities, tensors
+from aprfmt.diagnosis.answers import Solution
 from aprfmt.diagnosis.nextstep import missing_points
 from aprfmt.diagnosis.relations import relation
-from aprfmt.diagnosis.search import Search, SearchStep
+from aprfmt.diagnosis.search import DEEPEST, Search, SearchStep, TriedSteps
 
 
 def point(key: str, layer: int, recorded: Any = None, after: tuple[str, ...] = ()) -> Any:
@@ -129,3 +131,116 @@ def test_rows_made_for_another_number_of_heads_are_named(heads: int, right: int)
         assert linear._permuted_for(order, right) == (heads, words)
     swapped = np.roll(rows, 32 // right)
     assert linear._permuted_for(swapped, right) is None, "whole heads"
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_frequencies_are_looked_at_where_they_may_change(kind: str, turned: bool) -> None:
+    """Behind the context, and behind the one that the scaling was made from."""
+    scaled: dict[str, Any] = {
+        "rope_scaling": {"type": kind, "original_context_length": 64},
+        "context_length": 256,
+    }
+    plain: dict[str, Any] = {"rope_scaling": None, "context_length": 512}
+    a, b = (plain, scaled) if turned else (scaled, plain)
+    assert quantities._lengths(a, b, 1024) == [1, 65, 257, 1024]
+    assert quantities._lengths(a, b, 100) == [1, 65, 100]
+    assert quantities._lengths(plain, plain, 1024) == [1]
+
+
+class Values:
+    """A trace of one point."""
+
+    def __init__(self, values: Any) -> None:
+        self.found = np.asarray(values)
+
+    def values(self, key: str) -> Any:
+        return self.found
+
+
+def test_a_first_divergence_is_known_by_its_signature() -> None:
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4, 8))
+    row = rng.normal(size=8)
+    probs = np.tril(np.ones((1, 4, 4))) / np.arange(1, 5)[:, None]
+    seen: list[tuple[str, Any, Any, str]] = [
+        ("L0.q", x, x + row, "missing_bias"),
+        ("L0.q", x, x + rng.normal(size=x.shape), ""),
+        ("L0.q", x[:1], x[:1] + row, ""),  # of one row any difference is a vector
+        ("L0.attn_norm", x, x + row, ""),
+        ("L0.probs", probs, probs + 0.1, "mask"),
+        ("L0.probs", probs, probs * 0.9, "softmax_reduction"),
+        ("L0.scores", x, x * 2, "attention_scale"),
+        ("L0.out", x, x * 2, "multiplier"),
+        ("L0.attn_norm", x, x * rng.uniform(0.5, 2, (4, 1)), "norm_eps"),
+        ("L0.q_rope", x, x[:, ::-1], "rope_theta"),
+        ("L0.q", x, x * np.nan, ""),
+        ("L0.q", x, x[:2], ""),
+    ]
+    for key, a, b, cause in seen:
+        assert direct.guess(key, cast(Any, Values(a)), cast(Any, Values(b)))[0] == cause, key
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_masks_are_tried_in_every_layer_and_in_each_that_lies_between(
+    layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aprfmt.diagnosis.search.spanned", lambda case: set(range(layers)))
+    monkeypatch.setattr("aprfmt.diagnosis.search.masks", lambda rows, tokens: ["mask"])
+    monkeypatch.setattr("aprfmt.diagnosis.search.solvers", lambda case: [])
+    view = SimpleNamespace(calls=[SimpleNamespace(op="probs")], tolerance=1e-3)
+    case = SimpleNamespace(view=view, rows=range(5), tokens=5, by_row=lambda view: np.ones(5))
+    steps = list(Search._by_rows(cast(Any, SimpleNamespace(case=case))))
+    each = [frozenset({layer}) for layer in range(layers)] if layers > 1 else []
+    assert [step.layers for step in steps] == [None, *each]
+
+
+def test_changes_of_different_things_are_joined_and_none_twice() -> None:
+    """Two values of one thing are not made together; the nearest is continued first."""
+    named = (("a", "x"), ("a", "x"), ("b", "x"), ("c", "y"), ("d", "z"))
+    steps = [SearchStep(Change(cause, "", (where,)), None) for cause, where in named]
+    measured: list[tuple[SearchStep, ...]] = []
+
+    def measure(tried: tuple[SearchStep, ...]) -> TriedSteps:
+        measured.append(tried)
+        return TriedSteps(tried, 1.0, float(len(tried)))
+
+    search: Any = SimpleNamespace(
+        nearness=lambda view: 0.0, case=SimpleNamespace(view=None), runs=100,
+        singles=[TriedSteps((step,), 1.0, 1.0 + at / 8) for at, step in enumerate(steps)],
+        _settled=lambda best, others: best, solves=lambda tried: False, measure=measure,
+    )  # fmt: skip
+    assert Search._joined(search) == []
+    assert measured[0] == (steps[4], steps[0])
+    for tried in measured:
+        assert len({step.what for step in tried}) == len(tried) <= DEEPEST
+    keys = [frozenset(map(id, tried)) for tried in measured]
+    assert len(keys) == len({*keys}) and max(map(len, keys)) == 4
+
+
+def test_a_step_that_agrees_further_takes_the_place_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, better = (SearchStep(Change(name, "", ()), None) for name in ("a", "b", "a"))
+    asked: list[list[SearchStep]] = []
+
+    def reaching(case: Any, steps: Any, *rest: Any) -> Any:
+        asked.append(list(steps))
+        answer = Solution(steps[-1].change, None, 0.1, None, 1.0, cast(Any, None), cast(Any, None))
+        return replace(answer, reach=5.0 if better in steps and len(steps) == 2 else 1.0)
+
+    monkeypatch.setattr(examine, "_reaching", reaching)
+    joined = TriedSteps((first, second), 0.1, 2.0)
+    search: Any = SimpleNamespace(
+        run=lambda: [joined], needed=lambda joined: [(first, 0.3), (second, 0.4)],
+        alike=lambda steps, step: [better] if step is first else [],
+        instead=lambda steps, step: [],
+    )  # fmt: skip
+    view = SimpleNamespace(key="L0.q")
+    monkeypatch.setattr(
+        examine, "replace", lambda one, **new: one if one is view else replace(one, **new)
+    )
+    case: Any = SimpleNamespace(found=SimpleNamespace(views={"L0.q": view}), view=view)
+    made = examine._searched(case, search, [], set())
+    assert asked == [[first, second], [better, second]]
+    assert [one.answer.change for one in made if one.answer] == [better.change, second.change]

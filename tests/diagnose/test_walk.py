@@ -164,6 +164,22 @@ def test_two_traces_of_other_capture_points_need_no_model() -> None:
     other = FAULTS["bias-elsewhere"].make()[1]
     found = diagnose(str(good), str(other))
     assert (found.verdict, found.cause) == ("same", "capture_point")
+    assert found.lead is not None and found.lead.certainty == "confirmed"
+
+
+def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> None:
+    """That what is computed from them agrees places them, and says not what they are."""
+
+    def noise(values: Any) -> Any:
+        made = dict(values)
+        made["L0.q"] = np.random.default_rng(5).normal(size=values["L0.q"].shape)
+        return {key: value.astype(np.float32) for key, value in made.items()}
+
+    folder = tiny_folder("llama")
+    good, other = trace(folder, "good"), trace(folder, "noise-for-q", rename=noise)
+    (found,) = diagnose(str(good), str(other)).findings
+    assert (found.cause, found.certainty, found.share) == ("capture_point", "located", 0.0)
+    assert "q: other values" in found.says
 
 
 # --- tokens --------------------------------------------------------------------------------------

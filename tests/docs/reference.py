@@ -200,8 +200,8 @@ def checks() -> str:
         ]
 
     head = ("name", "what a PASS proves", "formats", "reads")
-    files = rows(lambda row: row.needs in ("file", "source"))
-    gates = rows(lambda row: row.needs not in ("file", "source"))
+    files = rows(lambda row: row.of_file)
+    gates = rows(lambda row: not row.of_file)
     return (
         "# Checks and gates\n\n"
         + WRITTEN_BY

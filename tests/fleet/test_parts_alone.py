@@ -1,6 +1,8 @@
 """Parts of a scan, each by itself; the cluster is one of ours, which runs nothing at once."""
 
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,8 +10,11 @@ import pytest
 
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.fleet import ray_tasks
+from aprfmt.fleet.answer_lines import RowFacts, answer_of
 from aprfmt.fleet.model_search import FleetModel
-from aprfmt.fleet.tasks import ERROR, OPEN, Task, row_of
+from aprfmt.fleet.results import Results
+from aprfmt.fleet.summary import Summary
+from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers, _Waiting
 
 LIMITS = Limits(seconds=60, memory=1 << 30)
@@ -124,3 +129,38 @@ def test_a_worker_gets_one_task_more_only_ahead(ahead: bool, given: list[int]) -
     workers._fill(waiting)
     assert [len(worker.tasks) for worker in own] == given
     assert waiting.first is not None
+
+
+def test_a_model_has_its_answers_by_outcome_and_none_is_0() -> None:
+    """Questions of two models are not answers about one."""
+    given = {"a": ("PASS", "PASS", "FAIL"), "b": ("ERROR", "NOT_RUN"), "c": ()}
+    with Summary([subject(name) for name in given]) as summary:
+        for name, outcomes in given.items():
+            for at, outcome in enumerate(outcomes):
+                summary.add(RowFacts(name, f"q{at}", outcome))
+            summary.add(RowFacts(name, DERIVES, "PASS", "a", details="{}"))
+        found = {row["model"]: row for row in summary.models()}
+        counts = summary.counts()
+    outcomes = ("PASS", "FAIL", "NOT_RUN", ERROR)
+    for name, each in given.items():
+        assert [found[name][one] for one in outcomes] == [each.count(one) for one in outcomes]
+    every = [one for each in given.values() for one in each]
+    assert counts == {one: every.count(one) for one in outcomes}
+
+
+def test_results_are_on_the_disk_when_a_scan_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced, real = tmp_path / "rows.jsonl", list[int](), os.fsync
+    answer = answer_of(row_of(Task(subject("a"), (OPEN,)), OPEN, None, why="lost"))
+
+    def fsync(fd: int) -> None:
+        synced.append(os.fstat(fd).st_size)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with Results(path, lambda row: None) as results:
+        results.add(answer)
+        assert path.read_bytes() == answer.line
+        results.finish()
+    assert synced == [len(answer.line)]

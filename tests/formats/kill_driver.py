@@ -94,7 +94,8 @@ def _write_and_die(scenario: Subject, root: Path, n: int) -> None:
 
     for name in CALLS:
         setattr(os, name, dying(getattr(os, name)))
-    vars(atomic)["exchange"] = dying(swap_names)
+    assert "swap_names" in vars(atomic)
+    vars(atomic)["swap_names"] = dying(swap_names)
     scenario.write(root, 2)
 
 

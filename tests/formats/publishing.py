@@ -120,7 +120,7 @@ SCENARIOS = {
         Scenario("single", lambda version: ("m.apr",)),
         Scenario("shards", _shards),
         Scenario("swap", _folder, folder=True),
-        Scenario("journal", _folder, folder=True, seams=(("exchange", _no_exchange),)),
+        Scenario("journal", _folder, folder=True, seams=(("swap_names", _no_exchange),)),
         Scenario("inside", _folder, folder=True, seams=(("_must_stay", _stays),)),
     )
 }

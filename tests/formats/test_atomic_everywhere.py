@@ -14,12 +14,12 @@ PUBLISHING = {
     for n in (
         "atomic",
         "journal",
-        "output",
-        "patched",
-        "positioned",
-        "resumed",
+        "output_file",
+        "in_place_patch",
+        "positional_io",
+        "resumable_output",
         "signature",
-        "temporary",
+        "temporary_files",
     )
 }
 # (file, call) -> why it writes nothing that a user asked for

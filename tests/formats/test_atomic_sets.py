@@ -82,7 +82,7 @@ def test_everything_is_synced_before_it_is_renamed(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "link", link)
-    for module, name in ((os, "rename"), (os, "replace"), (atomic, "exchange")):
+    for module, name in ((os, "rename"), (os, "replace"), (atomic, "swap_names")):
         monkeypatch.setattr(module, name, checked(getattr(module, name)))
     scenario.write(root, 2)
     monkeypatch.undo()

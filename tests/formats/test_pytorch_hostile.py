@@ -121,7 +121,7 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "mark-as-value": (b"(\x85", "finds nothing"),
     "two-values": (b"}}", "leaves 1 values"),
     "odd-items": (b"}(K\x01u", "a key without a value"),
-    "append-to-dict": (b"}K\x01a", "appends to a Table"),
+    "append-to-dict": (b"}K\x01a", "appends to a dict"),
     "items-of-list": (b"]K\x01K\x02s", "sets items of a list"),
     "args-no-tuple": (name("collections", "OrderedDict") + b"]R", "with a list"),
     "call-a-text": (text("os.system") + b")R", "calls a str"),

@@ -75,7 +75,7 @@ def test_a_header_with_zeros_is_refused_before_it_is_parsed(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the header was parsed")
 
-    monkeypatch.setattr(parsing.jsonio, "loads", refuse)
+    monkeypatch.setattr(parsing.bounded_json, "loads", refuse)
     size = at + 2_000_000
     file = memoryview(struct.pack("<Q", size) + b"{".ljust(at) + bytes(size - at))
     for damaged in (False, True):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from aprfmt.inference.backends.torch_maths import TORCH
 from aprfmt.inference.blocked import MOST, block_shape
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.estimate import estimate_run
 from aprfmt.inference.fast.dry_cuda import WORKSPACE
-from aprfmt.inference.fast.torch_routing import TORCH, in_blocks
+from aprfmt.inference.fast.torch_routing import in_blocks
 from aprfmt.inference.routing import ROUTERS, route
 from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Session

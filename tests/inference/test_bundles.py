@@ -7,8 +7,7 @@ import pytest
 import safetensors.numpy
 
 from aprfmt.errors import BackendUnavailableError, FormatError, UsageError
-from aprfmt.inference.parity.bundle import HEADER, load_bundle, replay, save_bundle
-from aprfmt.inference.parity.reproduce import bundle_of
+from aprfmt.inference.parity.bundle import HEADER, bundle_of, load_bundle, replay, save_bundle
 from tests.inference.crooked import compared
 from tests.inference.crooked import crooked_backends as crooked_backends
 

@@ -19,11 +19,10 @@ from aprfmt.inference.device import parse_run
 from aprfmt.inference.loss import cross_entropy
 from aprfmt.inference.parity import between
 from aprfmt.inference.parity.between import compare_runs, parity
-from aprfmt.inference.parity.bundle import replay, save_bundle
+from aprfmt.inference.parity.bundle import bundle_of, replay, save_bundle
 from aprfmt.inference.parity.calibrate import calibrate, load_calibration, save_calibration
 from aprfmt.inference.parity.cell import cut_out
 from aprfmt.inference.parity.outcomes import compare_experts, compare_logits, loss
-from aprfmt.inference.parity.reproduce import bundle_of
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.tolerances import ROWS, Measured, threshold, weights_class

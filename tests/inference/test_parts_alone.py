@@ -1,6 +1,8 @@
 """Parts of runs, losses and engines, each by itself."""
 
 import math
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +13,30 @@ import pytest
 from aprfmt.checks.gates.forward import judge_loss
 from aprfmt.checks.gates.golden import GoldenText
 from aprfmt.cli.parity.output import worst_points
+from aprfmt.codecs import native_kernels
+from aprfmt.errors import FormatError
+from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _aligned
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.engines.graph import GraphReader
+from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.evaluation import Sample, without_label
+from aprfmt.inference.fast.cuda import memory
+from aprfmt.inference.fast.cuda.attend import Attention
+from aprfmt.inference.fast.cuda.brought import Brought
+from aprfmt.inference.fast.dry_cuda import DryCuda
+from aprfmt.inference.fast.dry_host import DryNativeTorch, DryTorch, Products
+from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts
+from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
+from aprfmt.inference.parity import survey
 from aprfmt.inference.parity.matched import ThroughRows
+from aprfmt.inference.parity.reproduce import bundle_of
 from aprfmt.inference.rows import StoredRows
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import open_model
+from tests.conftest import not_run
 from tests.inference.judge import backend
 from tests.models import IDS, save_tiny
 
@@ -135,3 +151,159 @@ def test_transformers_gives_torchs_threads_back(threads: int | None, tmp_path: P
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (2, 4, 64)], ids=["matrix", "experts"])
+@pytest.mark.parametrize("encoding", ["Q4_K", "Q8_0", "BF16", "F32", "I32", "F64"])
+def test_what_a_dry_run_multiplies_as_it_is_stored_a_run_does(
+    encoding: str, shape: tuple[int, ...]
+) -> None:
+    """Matrices of an encoding with a kernel; what decoding costs nothing is not copied."""
+    if native_kernels() is None:
+        not_run("no C kernels here")
+    stored = np.zeros(64, np.uint8)
+    ghost = SimpleNamespace(memory=SimpleNamespace(nbytes=64), nbytes=64)
+
+    def weight(raw: Any) -> Any:
+        return SimpleNamespace(
+            encoding=encoding, shape=shape, notes={}, part=None, n_rows=4, piecewise=False,
+            stored=lambda: raw,
+        )  # fmt: skip
+
+    real = EncodedProducts(1)._look(weight(stored))
+    dry = Products([])
+    assert dry.covers(1, weight(ghost)) is (real is not None)
+    assert (real is not None) is (encoding in ("Q4_K", "Q8_0", "BF16") and len(shape) == 2)
+    assert not dry.covers(ENCODED_ROWS + 1, weight(ghost))
+
+
+def test_a_recorded_pass_brings_nothing_new_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay would read what the host had when it was recorded."""
+    monkeypatch.setattr(memory, "put", lambda x: ("put", x.tobytes()))
+    monkeypatch.setattr(memory, "is_device", lambda x: isinstance(x, tuple))
+    brought = Brought()
+    known, ids = np.array([1.0, 2.0]), np.arange(3)
+    first = brought.constant(known, "float32")
+    inputs = PassInputs(ids, ids.copy(), np.arange(10, 16), cached=None)
+    brought.recording = inputs
+    assert brought.constant(known, "float32") is first
+    assert np.array_equal(brought.rows(ids), [10, 11, 12])
+    news: tuple[Callable[[], Any], ...] = (
+        lambda: brought.constant(np.array([3.0]), "float32"),
+        lambda: brought.rows(np.array([2, 1, 0])),
+        lambda: brought.needs_host("x"),
+    )
+    for new in news:
+        with pytest.raises(NotRecordable):
+            new()
+    attention = Attention(None, brought, "float32", deterministic=False, tf32=False)  # type: ignore[arg-type]
+    heads = Heads(np.tri(3, dtype=bool), 1.0, None, None, "float32")
+    mask = attention.mask(heads)
+    assert mask == ("put", heads.mask.tobytes())
+    inputs.after = []  # from here on it is recorded
+    assert attention.mask(heads) is mask
+    with pytest.raises(NotRecordable, match="mask"):
+        attention.mask(Heads(~heads.mask, 1.0, None, None, "float32"))
+
+
+@pytest.mark.parametrize("memory", [None, 0, 12345])
+@pytest.mark.parametrize("through", [None, "Q8_0"])
+def test_operations_are_judged_within_the_memory_that_is_given(
+    memory: int | None, through: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a number, in what is free here."""
+    asked: list[Any] = []
+    given: Any = SimpleNamespace(through=through, memory=memory, ids=(1, 2))
+
+    class Stop(Exception):
+        pass
+
+    def weights(model: object, *of: Any) -> None:
+        asked.append(of)
+        raise Stop
+
+    monkeypatch.setattr(survey, "free_budget", lambda: 777)
+    monkeypatch.setattr(survey, "model_weights", weights)
+    monkeypatch.setattr(survey, "matched_weights", weights)
+    nothing: Any = None
+    with pytest.raises(Stop):
+        survey.judge_operations(nothing, nothing, nothing, nothing, given)
+    free = 777 if memory is None else memory
+    assert asked == [(through, memory) if through else (free,)]
+
+
+def test_a_reproduction_is_of_an_operation_that_was_taken_apart() -> None:
+    """Pairs without a cell, or whose cell is of no operation that was judged, have none."""
+    ran: list[str] = []
+    cell: Any = SimpleNamespace(key="L0.q", run=lambda run: ran.append(str(run)))
+
+    def pair(cell: Any, *keys: str, first: str | None = None) -> Any:
+        operations = [
+            SimpleNamespace(key=key, shadow=False, residual=0.5, bound=0.1) for key in keys
+        ]
+        return SimpleNamespace(
+            cell=cell, operations=operations, first_operation=first, a=0, b=1, first="L0.q",
+            cause="", recorded=None,
+        )  # fmt: skip
+
+    runs = [SimpleNamespace(backend={}), SimpleNamespace(backend={})]
+    found: Any = SimpleNamespace(runs=runs, model="m", ids=(1,), through=None, pairs=())
+    for pairs in ([], [pair(None, "L0.q")], [pair(cell, "L0.k")], [pair(cell), pair(None)]):
+        found.pairs = pairs
+        assert bundle_of(found, ("numpy", "numpy:float64")) is None and ran == []
+    found.pairs = [pair(cell, "L0.k"), pair(cell, "L0.k", "L0.q"), pair(cell, "L0.q", first="L0.q")]
+    made = bundle_of(found, ("numpy", "numpy:float64"))
+    assert made is not None and (made.residual, made.bound, made.runs) == (
+        0.5,
+        0.1,
+        ("numpy", "numpy:float64"),
+    )
+    assert len(ran) == 2
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_member_may_be_as_large_as_its_limit(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(0).integers(0, 256, 1000, dtype=np.uint8)
+    path = tmp_path / "x.npz"
+    np.savez(path, a=values)
+    size = 1000 + 128  # the header of a .npy file
+    for name in ("MAX_MEMBER", "MAX_TOTAL"):
+        monkeypatch.setattr(f"aprfmt.inference.engines.npz.{name}", size)
+    with ExitStack() as stack:
+        assert NpzFile(path, stack).arrays["a"][0] == (1000,)
+    monkeypatch.setattr("aprfmt.inference.engines.npz.MAX_MEMBER", size - 1)
+    with ExitStack() as stack, pytest.raises(FormatError, match="declares 1128 bytes"):
+        NpzFile(path, stack)
+
+
+@pytest.mark.parametrize("rows", [1, ENCODED_ROWS, ENCODED_ROWS + 1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_dry_product_has_the_rows_of_a_product(
+    rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows are multiplied as the weight is stored; of many it is decoded first."""
+    run = DryNativeTorch("cpu", "float32")
+    ghost, x = run.new((4, 64)), run.new((rows, 64))
+    weight: Any = SimpleNamespace(
+        encoding="Q8_0", shape=(4, 64), notes={}, part=None, n_rows=4, stored=lambda: ghost
+    )
+    monkeypatch.setattr(DryTorch, "linear", lambda self, x, w, bias: "decoded first")
+    found: Any = run.linear(x, weight, run.new((4,)) if bias else None)
+    if rows > ENCODED_ROWS or native_kernels() is None:
+        assert found == "decoded first"
+    else:
+        assert found.shape == (rows, 4)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_dry_gate_on_a_gpu_has_the_rows_of_its_input(rows: int) -> None:
+    run = DryNativeTorch("cpu", "float32")
+    weight: Any = SimpleNamespace(n_rows=4)
+    dry: Any = SimpleNamespace(
+        _fused=True, held=lambda w: w, new=run.new, linear=lambda x, w, bias: run.new((len(x), 4))
+    )
+    x = run.new((rows, 64))
+    gated = DryCuda.gated(dry, x, (weight, None), (weight, None), "silu", steps=False)
+    assert gated.shape == (rows, 4)

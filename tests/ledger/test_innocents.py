@@ -9,6 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aprfmt.arch import ARCHS
@@ -18,7 +19,7 @@ from aprfmt.model import open_model
 from aprfmt.model.ledger import ledger
 from aprfmt.model.readings import FILES, METADATA, pattern_of
 from aprfmt.model.sidecar_files import ROWS as FILE_ROWS
-from tests.arch.listed import LISTED
+from tests.arch.listed import LISTED, built
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.models import IN_GGUF, MAKERS, save_tiny
@@ -111,3 +112,20 @@ def test_a_tower_is_read_where_loaders_read_it(name: str, tmp_path: Path) -> Non
     shown = command("inspect", tmp_path / "moved").out.partition("\n")[0]
     assert "stand under other names than readers look for" in shown
     assert "of no role" not in command("inspect", tmp_path / "m").out.partition("\n")[0]
+
+
+def test_a_buffer_of_a_tower_is_the_towers(tmp_path: Path) -> None:
+    """Computed numbers that published towers hold, and readers make anew."""
+    pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    _, kind, loader, values = LISTED["gemma3_vision"]
+    built(kind, loader, values).save_pretrained(tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    rows = dict(tensors_of(tmp_path / "m"))
+    (embedding,) = [name for name in rows if name.endswith("position_embedding.weight")]
+    buffer = embedding.replace("position_embedding.weight", "position_ids")
+    rows[buffer] = ("I64", (1, 2), np.arange(2).tobytes())
+    write_mixed(file, rows)
+    with open_model(tmp_path / "m") as model:
+        found = {item.name: item for item in ledger(model).items if item.kind == "tensor"}
+    assert found[buffer].of == found[embedding].of == "tower gemma3_vision"
+    assert not found[buffer].unread

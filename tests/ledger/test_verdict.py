@@ -9,14 +9,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from aprfmt.conversion import convert
 from aprfmt.measure.traces import TraceDiff
-from aprfmt.model.ledger import APART, Compared, NotCompared, State, Words, pronounce
+from aprfmt.model.carried_files import SAFETENSORS
+from aprfmt.model.ledger import APART, Compared, NotCompared, State, Words, _reported, pronounce
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.conversion.test_partial_input_scales import LACKING, with_scales
@@ -203,3 +205,36 @@ def test_arrays_of_which_none_maps_are_no_trace(demo_model: Path, tmp_path: Path
     assert done.code == 2 and "none of its 1 arrays is a point" in done.err
     assert "logprobs [11]" in done.err and not saved.exists()
     assert (tmp_path / "trace.map.json").is_file()  # the proposal, to be corrected
+
+
+def test_a_damaged_record_of_the_sources_keys_is_not_read(tmp_path: Path) -> None:
+    """A key that one side lacks may be in its record: it is not said to be missing."""
+    folder = llama_folder(tmp_path / "m", "F32", layers=1)
+    write_mixed(folder / "model.safetensors", tensors_of(folder), {"note": "kept"})
+    whole, broken = tmp_path / "m.gguf", tmp_path / "broken.gguf"
+    convert(folder, whole)
+    record = f"{SAFETENSORS}=[1"
+    assert command("set", whole, record, "-o", broken).code == 0
+    names = [row["name"] for row in command("diff", folder, whole, "--json").json["not_compared"]]
+    assert "note" not in names
+    for sides, side in (((folder, broken), "B"), ((broken, folder), "A")):
+        done = command("diff", *sides, "--json")
+        found = [row for row in done.json["not_compared"] if row["name"] == "note"]
+        assert done.code == 2 and [(row["state"], row["side"]) for row in found] == [
+            ("unreadable", side)
+        ]
+        assert SAFETENSORS in found[0]["why"]
+
+
+def test_readings_of_a_key_by_the_report_of_an_architecture() -> None:
+    report: Any = SimpleNamespace(
+        contradicted={"a": "twice"}, read={"b": "rule"}, unknown=("c", "d.e"), ignored=()
+    )
+    expected = {
+        "a": ("contradicted", "twice"), "b": ("hyperparameter", "rule"), "c": ("unread", ""),
+        "c.x": ("unread", ""), "d.e": ("unread", ""), "d": None, "cx": None, "z": None,
+    }  # fmt: skip
+    assert {key: _reported(report, key, None, "hf", "") for key in expected} == expected
+    assert _reported(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
+    assert _reported(None, "general.x", None, "gguf", "llama.") is None
+    assert _reported(None, "x", None, "hf", "") is None

@@ -48,6 +48,8 @@ def backend_or_not_run(name: str) -> None:
 
 def options_of(fault: Fault, golden: Path) -> dict[str, Any]:
     options: dict[str, Any] = dict(fault.options)
+    if "second-reader" not in fault.fails:  # a process for each, and none of these is of the file
+        options["skip"] = ("second-reader",)
     if "also" in options:
         backend_or_not_run(options["also"])
         options["also"] = (parse_run(options["also"]),)
@@ -114,7 +116,7 @@ def test_real_models_pass(model: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(model)
     report = qa.run(path, skip=("format-parity", "golden-output", "device-parity"))
     assert failing(report) == set(), said(report)
-    assert report.ran == 6
+    assert report.ran == 7
 
 
 def test_large_biases_are_no_fault(demo_model: Path, golden: Path, tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_no_architecture_is_wronged(arch: str, tmp_path: Path) -> None:
     save_tiny(arch, tmp_path / "model")
     report = qa.run(tmp_path / "model", random_weights=True, skip=("loss", "golden-output"))
     assert failing(report) == set(), said(report)
-    assert report.ran == 6
+    assert report.ran == 7
 
 
 @pytest.mark.parametrize(

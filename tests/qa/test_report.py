@@ -115,13 +115,13 @@ def test_a_device_that_is_not_there_is_exit_2(demo_model: Path, golden: Path) ->
 def test_the_command_prints_a_line_a_gate_and_its_json_is_the_report(demo_model: Path) -> None:
     args = ("qa", demo_model, *(word for name in QUICK for word in ("--only", name)))
     done = aprfmt(*args)
-    assert done.code == 0 and done.out.endswith("PASS: 3 PASS, 0 FAIL, 7 NOT-RUN\n")
+    assert done.code == 0 and done.out.endswith("PASS: 3 PASS, 0 FAIL, 8 NOT-RUN\n")
     lines = [line.split()[:2] for line in done.out.splitlines()[1:-1]]
     assert lines == [
         ["PASS" if spec.name in QUICK else "NOT-RUN", spec.name] for spec in qa.gates()
     ]
     body = aprfmt(*args, "--json").json
-    assert body["counts"] == {"PASS": 3, "FAIL": 0, "NOT_RUN": 7} and body["gates_run"] == 3
+    assert body["counts"] == {"PASS": 3, "FAIL": 0, "NOT_RUN": 8} and body["gates_run"] == 3
     assert [row["name"] for row in body["gates"]] == [spec.name for spec in qa.gates()]
     assert all(row["seconds"] >= 0 for row in body["gates"])
     assert aprfmt(*args, "--min-run", 3).code == 0
@@ -275,3 +275,11 @@ def test_what_cannot_be_opened_is_exit_2(demo_model: Path, tmp_path: Path) -> No
     for path in (cut, unknown, tmp_path / "absent.gguf"):
         done = aprfmt("qa", path, "--json")
         assert done.code == 2 and done.json["error"]["message"]
+
+
+def test_every_gate_is_announced_before_it_is_asked(demo_model: Path) -> None:
+    said: list[tuple[str, int, int]] = []
+    rows = [row.name for row in qa.gates()]
+    report = qa.run(demo_model, only=[rows[0]], progress=lambda *of: said.append(of))
+    assert said == [(name, at, len(rows)) for at, name in enumerate(rows)]
+    assert [each.name for each in report.answers] == rows

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 from safetensors.numpy import save_file
 
 from aprfmt.remote import client, http, remote_file, sites
@@ -54,6 +55,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         "APRFMT_CACHE_SIZE",
     ):
         monkeypatch.delenv(name, raising=False)
+    # The library reads the environment when it is imported, which a process does once.
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
     forget()
     yield
     forget()

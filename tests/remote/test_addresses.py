@@ -1,20 +1,17 @@
-"""What an address may be, and what is said of a proxy that is not used: one line for each.
+"""What an address may be: one line for each that is none.
 
 Seen red: `ftp://` and other schemes of fsspec that need a host, brackets without their pair, labels
-of hosts that IDNA refuses, a token with characters that no header holds; a proxy that nobody named.
+of hosts that IDNA refuses, a token with characters that no header holds.
 """
 
-import itertools
-import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from aprfmt.errors import RemoteError
-from aprfmt.remote import client, proxies
+from aprfmt.remote import client
 from tests.cli.run import aprfmt as command
-from tests.remote.conftest import forget
 from tests.remote.server import RangeServer
 
 LABEL = "a" * 64
@@ -74,76 +71,12 @@ def test_a_token_that_is_none_is_named_by_its_place(
     else:
         path = tmp_path / "token"
         path.write_text(token)
-        monkeypatch.setenv("HF_TOKEN_PATH", str(path))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(path))
         place = str(path)
     done = command("inspect", "hf://someone/m")
     assert done.code == 2 and f"the token of {place} holds characters" in done.err
     assert done.err.count("\n") == 1 and "hf_" not in done.err.replace(place, "")
     assert not server.log
-
-
-# --- proxies ------------------------------------------------------------------------------------
-
-NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-
-
-@pytest.fixture(autouse=True)
-def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-
-
-@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
-def test_a_proxy_that_is_not_used_is_named(
-    name: str, server: RangeServer, made: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, "http://me:s3cret@proxy.example:3128")
-    server.files["/x.gguf"] = made["small.gguf"]
-    address = f"{server.url}/x.gguf"
-    done = command("inspect", address)
-    assert done.code == 0, done.err
-    said = f"{name} is set and is not honoured: 127.0.0.1 is asked without a proxy"
-    assert done.err.count(said) == 1 and "s3cret" not in done.err and "3128" not in done.err
-    forget()
-    monkeypatch.setenv("NO_PROXY", "other.example, 127.0.0.1")
-    assert "PROXY" not in command("inspect", address).err.upper()
-
-
-def test_it_is_said_too_where_nothing_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A firewall that lets only the proxy out is why most of these fail."""
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
-
-    def refused(address: str, port: int) -> None:
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    asked = client.Client(resolver=lambda h, p: ["93.184.216.34"], dialer=refused)  # type: ignore[arg-type]
-    monkeypatch.setattr(client, "CLIENT", asked)
-    done = command("inspect", "https://one.example/x.gguf")
-    assert done.code == 2 and "Connection refused" in done.err
-    assert "HTTPS_PROXY is set and is not honoured" in done.err and done.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_which_variable_counts_is_what_pythons_library_says(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Oracle: urllib.request, for every set of variables and some hosts."""
-    values = {"https_proxy": "http://p:1", "HTTP_PROXY": "http://p:2", "all_proxy": "http://p:3",
-              "NO_PROXY": ".b.example,c.example"}  # fmt: skip
-    for count in range(len(values) + 1):
-        for names in itertools.combinations(values, count):
-            for name in values:
-                monkeypatch.delenv(name, raising=False)
-            for name in names:
-                monkeypatch.setenv(name, values[name])
-            known = urllib.request.getproxies_environment()
-            for host in ("a.example", "b.example", "x.b.example", "xb.example", "c.example", "::1"):
-                named = scheme in known or "all" in known
-                passed = urllib.request.proxy_bypass_environment(host)  # type: ignore[attr-defined]
-                assert len(list(proxies.unused_proxies(scheme, host))) == (named and not passed)
-    monkeypatch.setenv("NO_PROXY", "*")
-    assert not list(proxies.unused_proxies(scheme, "a.example"))
 
 
 def test_an_address_of_a_host_that_is_none_never_reaches_a_resolver() -> None:

@@ -3,8 +3,11 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub as library
 import pytest
+from huggingface_hub import constants
 
 import aprfmt
 from aprfmt.errors import RemoteError, UsageError
@@ -162,7 +165,7 @@ def test_a_token_that_was_left_is_named_by_its_file(
     served: RangeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text("hf_secret\n")
-    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     path = f"/api/models/{NAME}/revision/main"
     served.denied[path] = 403, {"X-Error-Code": "GatedRepo"}, b"{}"
     done = command("inspect", f"hf://{NAME}")
@@ -290,27 +293,40 @@ def test_other_places_of_one_file_are_not_equal_by_its_digest(served: RangeServe
 
 
 def test_the_token_is_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    library = pytest.importorskip("huggingface_hub", reason="NOT-RUN: huggingface_hub")
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
-    assert (library.get_token() or "") == hub.hub_token() == ""
-    (tmp_path / "hf").mkdir(exist_ok=True)
-    (tmp_path / "hf" / "token").write_text("hf_file\n")
-    assert library.get_token() == hub.hub_token() == "hf_file"
+    assert hub.hub_token() == ("", "")
+    place = tmp_path / "hf" / "token"
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("hf_file\n")
+    assert hub.hub_token() == ("hf_file", str(place))
     monkeypatch.setenv("HF_TOKEN", "hf_environment")
-    assert library.get_token() == hub.hub_token() == "hf_environment"
+    assert hub.hub_token() == ("hf_environment", "HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    assert hub.hub_token() == ("", "")
+    sent: Any = library.utils
+    assert "authorization" not in sent.build_hf_headers()
+
+
+def test_a_token_that_cannot_be_had_is_one_line(
+    served: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> str:
+        raise RuntimeError("no identity\nat all")
+
+    monkeypatch.setattr(library, "get_token", fails)
+    done = command("inspect", f"hf://{NAME}")
+    assert done.code == 2 and "the token of the hub cannot be read: no identity" in done.err
+    assert done.err.count("\n") == 1 and not served.log
 
 
 def test_the_listing_is_what_the_library_reads(
     served: RangeServer, files: Mapping[str, bytes]
 ) -> None:
-    library = pytest.importorskip("huggingface_hub", reason="NOT-RUN: huggingface_hub")
     info = library.HfApi(endpoint=served.url).model_info(NAME, revision="main", files_metadata=True)
     site = hub.HubSite(("hf:", *NAME.split("/")))
     assert site.commit == info.sha == COMMIT
-    theirs = {row.rfilename: row.size for row in info.siblings}
+    siblings = info.siblings or []
+    theirs = {row.rfilename: row.size for row in siblings}
     assert {name: site.facts(name).size for name in site.names("")} == theirs  # type: ignore[union-attr]
-    (large,) = [row for row in info.siblings if row.lfs is not None]
+    (large,) = [row for row in siblings if row.lfs is not None]
     assert site.facts(large.rfilename).sha256 == large.lfs.sha256  # type: ignore[union-attr]
     assert theirs == {name: len(data) for name, data in files.items()}

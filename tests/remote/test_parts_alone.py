@@ -1,10 +1,12 @@
 """Parts of remote files, each by itself."""
 
 import hashlib
+import io
 import re
 import sys
 import threading
-from types import SimpleNamespace
+from collections import OrderedDict
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from aprfmt.errors import RemoteError
 from aprfmt.remote.buckets import BucketSite
 from aprfmt.remote.hub import HubSite
 from aprfmt.remote.ranges import AccessDenied
+from aprfmt.remote.read_ahead import ReadAhead
 from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
+from aprfmt.remote.response_body import ResponseBody
 from aprfmt.remote.site import FileFacts
 from aprfmt.remote.temporary_cache import TemporaryRanges
 
@@ -121,3 +125,44 @@ def test_a_denial_of_the_hub_says_what_would_help(
         site.fetch("m", FileFacts(9), 0, 9)
     with pytest.raises(RemoteError, match=said):
         site.one_pass("m", FileFacts(9))
+
+
+def test_what_is_brought_is_brought_once() -> None:
+    """Ranges that are kept, or held with the header, are not asked for again."""
+    asked: list[tuple[int, int]] = []
+
+    def fetch(start: int, stop: int) -> memoryview:
+        asked.append((start, stop))
+        return memoryview(DATA)[start:stop]
+
+    held: Any = SimpleNamespace(
+        _held=memoryview(DATA)[:8], _pieces=OrderedDict(), _shelf=threading.Lock(), fetch=fetch
+    )
+    for name in ("_kept", "_keep"):
+        setattr(held, name, MethodType(getattr(RemoteObject, name), held))
+    RemoteObject.bring(held, [(2, 8), (10, 20), (40, 50)])
+    assert sorted(asked) == [(10, 20), (40, 50)]
+    RemoteObject.bring(held, [(10, 20), (60, 70), (42, 50)])
+    assert sorted(asked) == [(10, 20), (40, 50), (60, 70)]
+
+
+@pytest.mark.parametrize("within", [(0, 90), (30, 90), (30, 60), (0, 60)])
+def test_what_was_expected_already_is_not_expected_again(within: tuple[int, int]) -> None:
+    ahead = ReadAhead(len(DATA), lambda start, stop: memoryview(DATA)[start:stop])
+    ahead.expect(0, 90)
+    ahead.expect(*within)
+    assert [(one.start, one.stop) for one in ahead._expected] == [(0, 90)]
+    ahead.close()
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-length": "5"}])
+def test_an_answer_without_a_body_has_ended(headers: dict[str, str]) -> None:
+    """204 and 304, whatever length they say: what follows on the connection is the next answer."""
+    file = io.BytesIO(b"HTTP/1.1 200 OK")
+    answer: Any = SimpleNamespace(fp=file, chunked=False, length=0)
+    body = ResponseBody(answer, headers)
+    assert body.ended() and body.read(5) == b"" and file.tell() == 0
+    answer.length = None if not headers else 5
+    body = ResponseBody(answer, headers)
+    assert not body.ended() and body.read(5) == b"HTTP/"
+    assert body.ended() is bool(headers)

@@ -6,7 +6,7 @@ from typing import Literal
 from aprfmt.base.outcome import Outcome
 from aprfmt.cli.eval.output import KlFacts
 from aprfmt.cli.run_options import RunLocation
-from aprfmt.measure.findings import Finding
+from aprfmt.measure.findings import Finding, PairCause
 from aprfmt.measure.verdicts import Certainty
 from tests.schemas.generate import Record
 
@@ -34,7 +34,8 @@ RECORDS: tuple[Record, ...] = (
     Record("diagnose", "properties/causes/items", "measure.named_causes:NamedCause"),
     Record("diagnose", "properties/findings/items", "measure.findings:Finding",
            {"confidence": Literal["confirmed", "ambiguous", "unconfirmed"],
-            "certainty": Certainty, "means": str}),
+            "certainty": Certainty, "means": str, "reached": Certainty | None,
+            "share": float | None}, ("proof", "evidence")),
     Record("diagnose", "properties/points/items", "diagnosis.found:PointRow"),
     Record("diff", "properties/sample/properties/differing/items",
            "measure.sampling:DifferingRange"),
@@ -42,10 +43,11 @@ RECORDS: tuple[Record, ...] = (
     Record("diff", "properties/sample/properties/unsampled/items", "measure.sampling:Unsampled"),
     Record("diff", "properties/causes/items", "measure.named_causes:NamedCause"),
     Record("diff", "properties/findings/items", "measure.findings:Finding",
-           {"text": str, "certainty": Certainty}, without=tuple(
+           {"text": str, "certainty": Certainty, "share": float | None}, without=tuple(
                name for name in Finding.__dataclass_fields__
-               if name not in ("cause", "keys", "confirmed", "share", "detail"))),
-    Record("diff", "properties/tensors/items", "measure.records:TensorDiff"),
+               if name not in ("cause", "keys", "confirmed", "detail"))),
+    Record("diff", "properties/tensors/items", "measure.records:TensorDiff",
+           {"explanation": PairCause | None}),
     Record("diff", "properties/generation/items", "measure.texts:KeyDiff"),
     Record("diff", "properties/beside", "measure.texts:SideVerdicts"),
     Record("diff", "properties/adapter", "adapters.answers:AdapterAnswer", {"merged": bool},
@@ -86,6 +88,9 @@ RECORDS: tuple[Record, ...] = (
     Record("run", "properties/speed/properties/steps", "inference.generating:StepTimes"),
     Record("scan", "properties/damage/items/properties/findings/items", "checks.records:Finding"),
     Record("set", "properties/changes/items", "conversion.edits:KeyChange"),
+    Record("step", "properties/causes/items", "measure.named_causes:NamedCause"),
+    Record("step", "properties/norms", "training.report:Norms"),
+    Record("step", "properties/tensors/items", "training.report:TensorStep"),
     Record("tensors", "properties/tensors/items", "cli.tensors:TensorRow"),
     Record("template", "properties/conversations/items",
            "tokenizer.template_engines:EngineRendering", {"says": str}),
@@ -95,5 +100,11 @@ RECORDS: tuple[Record, ...] = (
            {"against": str, "compared": int}, ("left",)),
     Record("trace", "properties/slots/items", "cli.trace.output:SlotRow"),
     Record("tree", "$defs/node", "cli.tree:TreeNode"),
+    Record("validate", "properties/second_reader/anyOf/0",
+           "checks.file.second_reader:SecondReading"),
+    Record("validate", "properties/second_reader/anyOf/0/properties/disagreements/items",
+           "checks.file.second_reader:Disagreement"),
+    Record("validate", "properties/second_reader/anyOf/0/properties/not_read/items",
+           "checks.file.second_reader:NotRead"),
     Record("validate", "properties/findings/items", "checks.records:Finding", {"check": str}),
 )  # fmt: skip

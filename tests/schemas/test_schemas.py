@@ -64,6 +64,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "diagnose": (f"diagnose {{gguf}} {{small}} --ids {IDS}",),
     "attest": ("attest {small} --from {gguf} -o {out}/attest.json",
                "attest {gguf} --from {folder} --check {out}/attest.json"),
+    "step": ("step {folder} --after {gguf} --accept unread:parameter",),
     "hash": ("hash {gguf}", "hash {gguf} --raw-only"),
     "scan": ("scan {gguf} {small} -o {out}/scan.jsonl --jobs 1",),
     "validate": ("validate {gguf}",),

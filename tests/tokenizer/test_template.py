@@ -148,7 +148,7 @@ def test_a_timer_stands_behind_the_limit_of_cpu_time(monkeypatch: pytest.MonkeyP
 def test_limits_are_set() -> None:
     pytest.importorskip("resource", reason="NOT-RUN: this system has no resource limits")
     code = (
-        "import resource as r; from aprfmt.tokenizer.render_child import limit_resources\n"
+        "import resource as r; from aprfmt.base.resource_limits import limit_resources\n"
         "limit_resources(5, 256 << 20)\n"
         "print(r.getrlimit(r.RLIMIT_CPU), r.getrlimit(r.RLIMIT_AS), r.getrlimit(r.RLIMIT_FSIZE))"
     )

@@ -68,7 +68,8 @@ def test_every_name_stands_once_and_every_function_is_there() -> None:
     names = [row.name for row in table.CHECKS]
     assert len(set(names)) == len(names)
     assert all(callable(row.load()) for row in table.CHECKS)
-    assert {*table.file_checks(source=True), *table.gates()} == {*table.CHECKS}
+    files = table.file_checks(source=True, second_reader=True)
+    assert {*files, *table.gates()} == {*table.CHECKS}
 
 
 @pytest.mark.usefixtures("others")
@@ -127,6 +128,6 @@ def test_a_row_of_another_package_that_breaks_fails_alone(
 
 
 def test_a_row_needs_what_there_is() -> None:
-    said = "check 'x': needs 'files'; expected one of file, source, model"
+    said = "check 'x': needs 'files'; expected one of file, source, second_reader, model"
     with pytest.raises(UsageError, match=said):
         CheckRow("x", "nothing", f"{HERE}:odd", needs="files")  # type: ignore[arg-type]

@@ -9,11 +9,12 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
+from aprfmt.causes.tensor.proof import make_finding, prove_values, within_accused
 from aprfmt.codecs import codec, decode, encode
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import UNIT, noise_of
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import wide
-from aprfmt.measure.records import Explanation
 from aprfmt.measure.tensors import in_steps
 from aprfmt.quantizing.row_encoding import encode_rows
 from aprfmt.tensors.norms import exact_dot
@@ -219,7 +220,7 @@ ROUNDINGS: tuple[tuple[str, Take], ...] = (
 )
 
 
-def rounding(case: Unequal) -> Iterator[Guess | Explanation]:
+def rounding(case: Unequal) -> Iterator[Guess | Finding]:
     """Guess that A (or B) was rounded or cut to fewer bits; else that all are within one unit."""
     a, b = case.a, case.b
     if not (_float(a.encoding) and _float(b.encoding)):
@@ -265,7 +266,7 @@ def _held(case: Unequal) -> Iterator[Guess]:
             yield case.guess("function_of", (says,), label, _after(fine.take, through), 0.0)
 
 
-def summed_rounding(case: Unequal) -> Iterator[Explanation]:
+def summed_rounding(case: Unequal) -> Iterator[Finding]:
     """Find differences of one unit in the last place of the operands of a sum.
 
     A value that is a sum of larger ones (a merged adapter, a mean of checkpoints) is rounded at the
@@ -291,9 +292,11 @@ def _all_within(case: Unequal, *, largest: bool) -> bool:
     )
 
 
-def _last_place(case: Unequal, of: str) -> Explanation:
+def _last_place(case: Unequal, of: str) -> Finding:
     coarser = max(case.a.encoding, case.b.encoding, key=lambda name: UNIT[name])
-    return Explanation(
+    values = case.a.take(case.sample)
+    unit = 2 * max(UNIT[case.a.encoding], UNIT[case.b.encoding])
+    return make_finding(
         "rounding",
         (case.key,),
         (
@@ -303,7 +306,7 @@ def _last_place(case: Unequal, of: str) -> Explanation:
         ),
         case.before.relative,
         None,
-        True,
+        prove_values(values, case.before.count, 0, unit),
     )
 
 
@@ -332,7 +335,7 @@ def _float(encoding: str) -> bool:
 # --- quantization ---------------------------------------------------------------------------
 
 
-def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
+def quantisation(case: Unequal) -> Iterator[Guess | Finding]:
     """Guess that one side is the other encoded again, or that both encode one source."""
     a, b = case.a, case.b
     if case.before.relative > 1.0:
@@ -358,7 +361,7 @@ def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
         return  # another quantizer leaves no tensor alone but for one row; damage does
     off = steps_apart(case)
     if off is not None and off <= 1.0:
-        yield Explanation(
+        yield make_finding(
             "quantisation",
             (case.key,),
             (
@@ -368,8 +371,7 @@ def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
             ),
             case.before.relative,
             None,
-            True,
-            "explained",  # the steps are those of both, the accused one's too
+            within_accused(case.before.changed),  # the steps are those of both
         )
 
 

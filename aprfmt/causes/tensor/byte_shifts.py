@@ -10,8 +10,9 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.proof import make_finding, prove_bytes
 from aprfmt.causes.tensor.stored_bytes import ANCHOR, STORED, bytes_of, layouts
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 from aprfmt.tensors import norms
 from aprfmt.tensors.runs import RunBytes
 
@@ -36,18 +37,18 @@ CAUSE_ROWS = (
 REACH = 1 << 16  # furthest shift looked for, in bytes
 
 
-def byte_offset(case: Unequal) -> Iterator[Explanation]:
+def byte_offset(case: Unequal) -> Iterator[Finding]:
     """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
     for a, b, name in layouts(case):
         shift = _shift(a, b)
         if shift is not None:
             if not _heads_turned(case, a, b, shift):
-                yield _offset(case, shift, len(b), name)
+                yield _offset(case, shift, b, name)
             return
         late = _shift_inside(a, b)
         if late is not None:
             start, shift = late
-            found = _offset(case, shift, len(b), name)
+            found = _offset(case, shift, b, name)
             line = f"from byte {start} on; everything before it is equal"
             yield replace(found, evidence=(found.evidence[0], line))
             return
@@ -57,7 +58,7 @@ WRAPS = (1 << 32, 1 << 31)  # bytes that an offset of 32 bits, unsigned and sign
 READ = 1 << 20
 
 
-def wrapped_offset(case: Unequal) -> Iterator[Explanation]:
+def wrapped_offset(case: Unequal) -> Iterator[Finding]:
     """Ask whether B's writer kept offsets in 32 bits: the data stand a multiple of 2^32 earlier.
 
     Where the tensor should lie B holds zeros, as in any range of a file that nobody wrote.
@@ -95,7 +96,8 @@ def wrapped_offset(case: Unequal) -> Iterator[Explanation]:
                 f"A's {len(data)} bytes stand in B's {holder.info.name} at +{place:#x} "
                 f"(byte {at} of the file); B is zero from byte {begin + offset} on",
             )
-            yield Explanation("byte_offset", (case.key,), says, case.before.relative, 0.0, True)
+            proof = prove_bytes(bytes_of(wanted, 0, min(len(data), READ)), len(data), 1)
+            yield make_finding("byte_offset", (case.key,), says, case.before.relative, 0.0, proof)
             return
 
 
@@ -142,9 +144,9 @@ def _heads_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, shift: int) -
     return bytes_of(a, size - far, size) == bytes_of(b, 0, far)
 
 
-def _offset(case: Unequal, shift: int, total: int, name: str) -> Explanation:
-    """Put a shift of `total` bytes into words: of whole rows, of values or of bytes."""
-    row = case.b.row_bytes or 0
+def _offset(case: Unequal, shift: int, b: RunBytes, name: str) -> Finding:
+    """Put a shift of B's bytes into words: of whole rows, of values or of bytes."""
+    row, total = case.b.row_bytes or 0, len(b)
     rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
     kept = total - abs(shift)
     values = ""
@@ -160,7 +162,8 @@ def _offset(case: Unequal, shift: int, total: int, name: str) -> Explanation:
         text = f"B's data begins {abs(shift)} bytes{values} {way}"
         more = f"{kept} of {total} bytes of {name} are equal when shifted"
         cause = "byte_offset"
-    return Explanation(cause, (case.key,), (text, more), case.before.relative, 0.0, True)
+    proof = prove_bytes(bytes_of(b, 0, min(total, READ)), kept, 1)
+    return make_finding(cause, (case.key,), (text, more), case.before.relative, 0.0, proof)
 
 
 def _shift(a: RunBytes | bytes, b: RunBytes) -> int | None:

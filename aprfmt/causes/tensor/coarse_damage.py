@@ -7,10 +7,11 @@ import numpy as np
 
 from aprfmt.causes.tensor.differing_pair import STRAY, Unequal
 from aprfmt.causes.tensor.outliers import FINE, flipped_bit
+from aprfmt.causes.tensor.proof import made_on, make_finding
 from aprfmt.measure.byte_ranges import numbered
 from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import wide
-from aprfmt.measure.records import Explanation
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -24,7 +25,7 @@ BLOCK = 256  # values of the largest block, which has one smallest magnitude at 
 SLIGHT = 2.0**-8  # a scale is stored in F16 or BF16
 
 
-def runs(case: Unequal) -> Iterator[Explanation]:
+def runs(case: Unequal) -> Iterator[Finding]:
     """Ask whether all but a few runs of values are equal up to rounding."""
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
@@ -48,8 +49,9 @@ def runs(case: Unequal) -> Iterator[Explanation]:
         many = "one bit is" if len(flips) == 1 else f"{len(flips)} bits are"
         text = f"all other values are within the rounding of the coarser encoding: {many} flipped"
         lines = [f"flipping {flip} brings its block back within the bound" for flip in flips]
-        yield Explanation("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, True,
-                          "explained")  # fmt: skip
+        yield make_finding(
+            "bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, made_on(count)
+        )
         return
     width = case.a.columns
     lines, sure = [], True
@@ -73,10 +75,10 @@ def runs(case: Unequal) -> Iterator[Explanation]:
     )
     if stale:
         general = f"{experts}: B holds 0 there, and was never filled"
-    yield Explanation(
+    yield make_finding(
         "stale_tensor" if stale else "bit_rot", (case.key,),
         (general, f"{count} values in {len(found)} runs are not", *lines), case.before.relative,
-        0.0, sure and len(found) <= SHOWN, "explained" if sure else "located",
+        0.0, made_on(count) if sure else None, confirmed=sure and len(found) <= SHOWN,
     )  # fmt: skip
 
 
@@ -98,7 +100,7 @@ def _flips(case: Unequal, found: list[list[int]]) -> list[str]:
     return flips
 
 
-def blanks(case: Unequal) -> Iterator[Explanation]:
+def blanks(case: Unequal) -> Iterator[Finding]:
     """Ask whether A and B are equal up to rounding but for runs of zeros on one side.
 
     Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a
@@ -136,8 +138,8 @@ def blanks(case: Unequal) -> Iterator[Explanation]:
             end = ", to the end: the data was cut short" if tail else ""
             lines.append(f"{label} holds zeros in {int(counts.sum())} values, in {name}{end}")
     text = "zeros stand where values should; all others are within the rounding of the coarser one"
-    yield Explanation("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, True,
-                      "explained")  # fmt: skip
+    proof = made_on(int(lost.sum()))
+    yield make_finding("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, proof)
 
 
 def _half_step(x: "Array") -> "Array":

@@ -13,11 +13,12 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.causes.tensor.proof import make_finding, within_accused
 from aprfmt.codecs import CODECS
 from aprfmt.measure.bounds import NMSE_SLACK
 from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import wide
-from aprfmt.measure.records import Explanation
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -29,7 +30,7 @@ BIAS = 0.15  # the one factor between both sides is this near to 1
 _NONE = np.zeros(0)
 
 
-def rounded_coarsely(case: Unequal) -> Iterator[Explanation]:
+def rounded_coarsely(case: Unequal) -> Iterator[Finding]:
     """Ask whether a side follows the other block by block within what its type rounds off."""
     for source, copy, whose in ((case.a, case.b, "B"), (case.b, case.a, "A")):
         name = copy.encoding
@@ -48,7 +49,7 @@ def rounded_coarsely(case: Unequal) -> Iterator[Explanation]:
         middle = float(np.median(errors))
         if errors.max() > SPREAD * middle or like.min() < LIKE or abs(factor - 1) > BIAS:
             continue
-        yield Explanation(
+        yield make_finding(
             "quantisation",
             (case.key,),
             (
@@ -58,8 +59,7 @@ def rounded_coarsely(case: Unequal) -> Iterator[Explanation]:
             ),
             case.before.relative,
             0.0,
-            True,
-            "explained",
+            within_accused(case.before.changed),
         )
 
 

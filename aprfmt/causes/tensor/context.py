@@ -35,6 +35,15 @@ class ShapeIndex:
     values: "Array"  # float64 [tensors, samples]
 
 
+@dataclass(frozen=True, slots=True)
+class NotTried:
+    """An explanation that could not be tried: the causes it can find, of which tensor, and why."""
+
+    causes: tuple[str, ...]
+    key: str
+    why: str
+
+
 @dataclass
 class Schemes:
     """Schemes of copies that were found in this comparison, and searches that found none."""
@@ -62,10 +71,15 @@ class PairContext:
         if base is not None:
             self.models["base"] = base
         self.schemes = Schemes()
+        self.not_tried: list[NotTried] = []
         self.results: Mapping[str, TensorDiff] = results or {}
         self._readers: dict[tuple[str, str], Reader] = {}
         self._indexes: dict[str, dict[tuple[int, ...], ShapeIndex]] = {}
         self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
+
+    def leave(self, causes: tuple[str, ...], key: str, error: AprfmtError) -> None:
+        """Record that an explanation raised; `key` is "" where it is about several tensors."""
+        self.not_tried.append(NotTried(causes, key, str(error)))
 
     @cached_property
     def pairs(self) -> Mapping[str, TensorPair]:

@@ -3,13 +3,15 @@
 A damaged copy differs in few tensors. If nearly all matrices differ a little or a lot, and are
 related to the other side's, the file is derived from it. So it is if these are a part that people
 train: all matrices of some kinds in some layers (the MLP, the experts, the last layers), or the
-head or the table of tokens alone. An adapter adds a product of few columns:
-the difference has a low rank in all matrices it was made for, in all layers. If it was merged into
-one shard only, the ranks are low there and nothing differs elsewhere.
+head or the table of tokens alone. A pruned one has zeros for small values. An adapter adds a
+product of few columns: the difference has a low rank in all matrices it was made for, in all
+layers. If it was merged into one shard only, the ranks are low there and nothing differs elsewhere.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +19,14 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, noise, noise_of
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import named
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.records import TensorDiff
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -48,7 +53,7 @@ CAUSE_ROWS = (
     ),
     Cause(
         "derived", "identity", "not_comparable",
-        "One side was trained further: other weights, not a damaged copy.",
+        "One side was trained further, or pruned: other weights, not a damaged copy.",
         "Nearly all matrices differ and are related to the other side's.",
         "Most matrices differ, by the printed distances, and correlate with the other side's.",
         next="distances",
@@ -56,6 +61,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
+_CAUSES = tuple(row.name for row in CAUSE_ROWS)
 MOST_RANK = 256  # the largest rank looked for
 FIRST = 24  # rank that is looked for first
 FULL = 0.9  # share of a difference outside such a sketch from which its rank is not low
@@ -71,6 +77,7 @@ MOVED = 0.7  # share of a vector's change from which it follows the values, or i
 LEAST = 16  # values of a vector below which its change says nothing
 FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
+SMALLER = 0.75  # of the others' mean size that values have at most which a pruning took
 EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
 
 
@@ -84,13 +91,20 @@ class MatrixChange:
     related: float
     plain: bool  # both sides are stored as floats
     experts: tuple[int, ...] = ()  # of a stack, those that differ, where not all do
+    pruned: float = 0.0  # share of the values that B has set to zero, where all others are equal
+    of_four: int = 0  # so many of every four values in a row are, where it is the same everywhere
 
 
-def with_derived(
-    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
-) -> list[TensorDiff]:
-    """Return the records; the tensors of a training or a merge get that as explanation."""
-    by_key = {pair.key: pair for pair in pairs}
+def models(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield the whole model: a training or a merge changes many tensors."""
+    yield partial(_of_model, context, pairs, list(rows.values()))
+
+
+def _of_model(
+    context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
+) -> dict[str, Finding]:
     matrices = [row for row in rows if row.shape_a is not None and len(row.shape_a) > 1
                 and row.shape_a == row.shape_b]  # fmt: skip
     open_ = [row for row in matrices if _open(row)]
@@ -98,12 +112,13 @@ def with_derived(
     if not open_:
         return _with_vectors(by_key, rows)
     if few and open_[0].key not in TABLES:
-        return list(rows)
+        return {}
     changes: list[MatrixChange] = []
     for row in open_:
         try:
             found = _change(by_key[row.key])
-        except AprfmtError:
+        except AprfmtError as error:
+            context.leave(_CAUSES, row.key, error)
             continue
         finally:
             by_key[row.key].drop()
@@ -112,11 +127,7 @@ def with_derived(
     made = _explained(context, by_key, matrices, changes)
     if made and next(iter(made.values())).cause == "derived":
         made |= _vectors(rows, next(iter(made.values())))
-    return [
-        replace(row, explanation=made[row.key], cause=made[row.key].cause if made[row.key].confirmed
-                else row.cause) if row.key in made else row
-        for row in rows
-    ]  # fmt: skip
+    return made
 
 
 def _open(row: TensorDiff) -> bool:
@@ -148,8 +159,27 @@ def _change(pair: TensorPair) -> MatrixChange | None:
         return None  # a few rows or columns have a low rank, too
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
-    return MatrixChange(pair.key, _rank(delta, unit * norm), norms.exact_norm(delta) / norm,
-                        _correlation(x, y), plain, experts)  # fmt: skip
+    pruned, of_four = _pruned(x, y)
+    rank = 0 if pruned else _rank(delta, unit * norm)
+    return MatrixChange(pair.key, rank, norms.exact_norm(delta) / norm, _correlation(x, y), plain,
+                        experts, pruned, of_four)  # fmt: skip
+
+
+def _pruned(x: "Array", y: "Array") -> tuple[float, int]:
+    """Return the share of a matrix's values that were set to zero, and how many of every four.
+
+    0 where another value differs, or where those set to zero were no smaller than the others: what
+    was lost, or never written, does not choose the small ones.
+    """
+    zeroed = (y == 0) & (x != 0)
+    if not zeroed.any() or not np.array_equal(x[~zeroed], y[~zeroed]):
+        return 0.0, 0
+    left = np.abs(x[~zeroed])
+    if not left.any() or np.abs(x[zeroed]).mean() > SMALLER * left.mean():
+        return 0.0, 0
+    fours = zeroed.reshape(-1, 4).sum(1) if x.shape[1] % 4 == 0 else np.zeros(1)
+    same = int(fours[0]) if (fours == fours[0]).all() else 0
+    return float(zeroed.mean()), same
 
 
 def _correlation(x: "Array", y: "Array") -> float:
@@ -189,7 +219,7 @@ def _explained(
     pairs: Mapping[str, TensorPair],
     matrices: Sequence[TensorDiff],
     changes: Sequence[MatrixChange],
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
         found = _merged(pairs, matrices, low)
@@ -210,12 +240,30 @@ def _explained(
     sizes = sorted(change.size for change in changes)
     if any(change.experts for change in changes):
         where += f"{',' if where else ':'} {_experts(changes)} alone"
+    least = _floor(min(change.related for change in related))
     text = (
         f"{len(changes)} of {len(matrices)} matrices differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} "
-        "of their norm, and belong to those of the other side (correlation "
-        f"{min(change.related for change in related):.2g} and more): trained further{where}"
+        f"of their norm, and belong to those of the other side (correlation {least}): "
+        f"{_how(changes)}{where}"
     )
     return {change.key: _derived(change, text) for change in changes}
+
+
+def _floor(related: float) -> str:
+    """Return the least correlation in words, rounded down: only equal values have 1."""
+    return f"at least {math.floor(1e4 * related) / 1e4:g}"
+
+
+def _how(changes: Sequence[MatrixChange]) -> str:
+    """Return what was done to all of these matrices."""
+    if not all(change.pruned for change in changes):
+        return "trained further"
+    fours = {change.of_four for change in changes}
+    if len(fours) == 1 and fours != {0}:
+        return f"pruned, {fours.pop()} of every 4 values are zero and all others equal"
+    shares = sorted(math.floor(1000 * change.pruned) / 10 for change in changes)
+    share = f"{shares[0]:g}" if shares[0] == shares[-1] else f"{shares[0]:g} to {shares[-1]:g}"
+    return f"pruned, {share} % of the values are zero, small ones, and all others equal"
 
 
 def _experts(changes: Sequence[MatrixChange]) -> str:
@@ -252,15 +300,15 @@ def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
     return own == whole and len(own) >= FEW
 
 
-def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Explanation:
+def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Finding:
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
-    return Explanation(cause, (change.key,), (text, line), change.size, None, True, "located")
+    return make_finding(cause, (change.key,), (text, line), change.size, None, None)
 
 
 def _merged(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[MatrixChange]
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     """Return the explanation of differences of low rank: of all targets, or of some only."""
     keys, in_order = {change.key for change in low}, [change.key for change in low]
     roles = {split_key(key)[1] for key in keys}
@@ -309,10 +357,10 @@ def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
     return whole == touched and whole in (every[: len(whole)], every[-len(whole) :])
 
 
-def _partly(change: MatrixChange, text: str, sure: bool) -> Explanation:
+def _partly(change: MatrixChange, text: str, sure: bool) -> Finding:
     line = f"rank {change.rank}, {change.size:.3g} of the norm"
-    return Explanation(
-        "partial_merge", (change.key,), (text, line), change.size, 0.0, sure, "located"
+    return make_finding(
+        "partial_merge", (change.key,), (text, line), change.size, 0.0, None, confirmed=sure
     )
 
 
@@ -328,8 +376,10 @@ def _shards(
     return found
 
 
-def _with_vectors(by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]) -> list[TensorDiff]:
-    """Return the records where vectors alone differ: a training of norms or biases only.
+def _with_vectors(
+    by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
+) -> dict[str, Finding]:
+    """Return the explanations where vectors alone differ: a training of norms or biases only.
 
     All of some kinds in some layers differ, by what is no function of their own values, and their
     values are related once the mean that norms share is taken away.
@@ -341,22 +391,18 @@ def _with_vectors(by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]) 
     every = {row.key for row in vectors}
     whole = _whole_part(every, [key for key in keys if split_key(key)[0] is not None])
     if len(open_) < FEW or not whole or any(row.unexplained() for row in rows if row not in open_):
-        return list(rows)
+        return {}
     found = [_vector_change(by_key[key]) for key in keys]
     changes = [change for change in found if change is not None]
     if len(changes) < len(open_):
-        return list(rows)
+        return {}
     sizes = sorted(change.size for change in changes)
     text = (
         f"{len(changes)} vectors differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} of their norm, and "
-        f"belong to those of the other side (correlation {min(c.related for c in changes):.2g} and "
-        f"more): trained further: {named(keys)} alone"
+        f"belong to those of the other side (correlation {_floor(min(c.related for c in changes))}"
+        f"): trained further: {named(keys)} alone"
     )
-    made = {change.key: _derived(change, text) for change in changes}
-    return [
-        replace(row, explanation=made[row.key], cause=made[row.key].cause) if row.key in made
-        else row for row in rows
-    ]  # fmt: skip
+    return {change.key: _derived(change, text) for change in changes}
 
 
 def _vector_change(pair: TensorPair) -> MatrixChange | None:
@@ -382,7 +428,7 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
     return MatrixChange(pair.key, 0, size, related, plain)
 
 
-def _vectors(rows: Sequence[TensorDiff], like: Explanation) -> dict[str, Explanation]:
+def _vectors(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
     """Return the same explanation for the vectors that differ and that nothing explains."""
     return {
         row.key: replace(
@@ -392,3 +438,8 @@ def _vectors(rows: Sequence[TensorDiff], like: Explanation) -> dict[str, Explana
         for row in rows
         if row.shape_a is not None and len(row.shape_a) == 1 and _open(row)
     }  # fmt: skip
+
+
+HYPOTHESES = (
+    JointHypothesis(_CAUSES, models, 450, "says only that both belong together, at last"),
+)

@@ -7,36 +7,36 @@ index of all other tensors reads four rows of each, once per comparison.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.registry import offered_items
 from aprfmt.causes import CAUSES
-from aprfmt.causes.tensor.compound import remainder, rereadings
-from aprfmt.causes.tensor.context import PairContext
-from aprfmt.causes.tensor.derived_weights import with_derived
+from aprfmt.causes.tensor.context import NotTried, PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
-from aprfmt.causes.tensor.folded_factors import with_folds
-from aprfmt.causes.tensor.fused_rows import with_joined
-from aprfmt.causes.tensor.guess import Guess
+from aprfmt.causes.tensor.guess import Group, Guess, JointHypothesis, Take
 from aprfmt.causes.tensor.other_tensors import renamed
-from aprfmt.causes.tensor.proof import proves
-from aprfmt.causes.tensor.symmetry import with_symmetries
-from aprfmt.causes.tensor.vocabulary_padding import with_padding
+from aprfmt.causes.tensor.proof import made_on, make_finding, prove_guess
+from aprfmt.causes.tensor.stored_bytes import SIXTEEN, swapped
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.records import Explanation, TensorDiff
-from aprfmt.measure.row_reader import Reader, SomeRows
-from aprfmt.measure.verdicts import Certainty
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.records import TensorDiff
+from aprfmt.measure.row_reader import Computed, Reader, SomeRows
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
 
-__all__ = ["Explanation", "PairContext", "explain_pair", "explained"]
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
-MOST = 0.5  # of the values a change has to give to be called explained
+__all__ = ["PairContext", "explain_pair", "explained"]
+
 TRIED = 6  # guesses applied to whole tensors, per pair
 PART = 0.5  # at most this share of rows differs: then they are also examined alone
 PART_ROWS = 1 << 12
@@ -45,9 +45,10 @@ ALONE = 2  # pairs of a role that are tried alone before all layers are looked a
 MANY = 6  # pairs of a role that differ, from which this is done
 DENSE = 0.3  # at a smaller distance not all values were misread
 REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # not combined
+SANE = 4.0  # how far two root mean squares may be apart for a reading to be worth a try
 
 
-def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Explanation | None:
+def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Finding | None:
     """Return the first hypothesis that makes two differing tensors equal, or the likeliest one.
 
     `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
@@ -57,7 +58,7 @@ def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Expla
         return _explain(a, b, context, key)
 
 
-def _explain(a: View, b: View, context: PairContext, key: str) -> Explanation | None:
+def _explain(a: View, b: View, context: PairContext, key: str) -> Finding | None:
     first, second = Reader(a), Reader(b)
     if not first.size or not second.size:
         return None
@@ -70,7 +71,7 @@ def _explain(a: View, b: View, context: PairContext, key: str) -> Explanation | 
     return _with_numbers(case, _of_values(case))
 
 
-def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | None:
+def _with_numbers(case: Unequal, found: Finding | None) -> Finding | None:
     """Add the places where only one side is not finite to an explanation.
 
     NaN and infinities are explained only by a transformation that gives exactly the same bits or
@@ -85,7 +86,10 @@ def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | Non
         # Made on all values, it gives the same NaN and infinities and the same other values.
         count = f"{odd.alone} value{' is' if odd.alone == 1 else 's are'} not finite then"
         evidence = (f"{found.evidence[0]}: {count}", *found.evidence[1:], odd.says())
-        return replace(found, cause="nonfinite", evidence=evidence)
+        return replace(
+            found, cause="nonfinite", verdict=CAUSES["nonfinite"].verdict, says=evidence[0],
+            evidence=evidence,
+        )  # fmt: skip
     says: tuple[str, ...]
     says = (
         f"{odd.side} is not finite where the other side is, or holds another such value",
@@ -99,12 +103,11 @@ def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | Non
     if found is not None and found.cause != "stale_tensor":
         says = (*says, f"{found.cause}, which is not confirmed:", *found.evidence)
     after = case.before.rest if equal else None
-    return Explanation(
-        "nonfinite", (case.key,), says, case.before.relative, after, equal, "located"
-    )
+    before = case.before.relative
+    return make_finding("nonfinite", (case.key,), says, before, after, None, confirmed=equal)
 
 
-def _of_values(case: Unequal) -> Explanation | None:
+def _of_values(case: Unequal) -> Finding | None:
     found = _tried(case)
     if found is None or not found[0].confirmed:
         part = _of_part(case)
@@ -115,7 +118,7 @@ def _of_values(case: Unequal) -> Explanation | None:
     return _compound(case, found) or _reread(case) or (None if found is None else found[0])
 
 
-Tried = tuple[Explanation, Guess | None]
+Tried = tuple[Finding, Guess | None]
 
 
 def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried | None:
@@ -123,17 +126,19 @@ def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried 
     likely: Tried | None = None
     budget = TRIED
     for guess in _guesses(case, shapes, part):
-        if isinstance(guess, Explanation):
+        if isinstance(guess, Finding):
             if guess.confirmed:
                 return guess, None
             likely = likely or (guess, None)
             continue
-        if not case.holds_on_sample(guess):
+        try:
+            if not case.holds_on_sample(guess) or not budget:
+                continue  # no more passes; what was found without one may still be said
+            budget -= 1
+            found = _confirmed(case, guess, shapes)
+        except AprfmtError as error:
+            case.context.leave((guess.cause,), case.key, error)
             continue
-        if not budget:
-            continue  # no more passes; what was found without one may still be said
-        budget -= 1
-        found = _confirmed(case, guess, shapes)
         if found is not None and found.confirmed:
             return found, guess
         if found is not None and (likely is None or likely[1] is None):
@@ -141,7 +146,7 @@ def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried 
     return likely
 
 
-def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Explanation]:
+def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Finding]:
     from aprfmt.causes.tensor.table import TABLE
 
     long = case.a.columns == 1 and case.a.rows > LONG
@@ -149,10 +154,13 @@ def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Explan
         if long and not getattr(row, "stored", False):
             continue
         if (row.shapes or not shapes) and (row.part or not part):
-            yield from row.find(case)
+            try:
+                yield from row.find(case)
+            except AprfmtError as error:
+                case.context.leave(row.causes, case.key, error)
 
 
-def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
+def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Finding | None:
     """Apply a guess to the whole tensors (or its rows); None if the distance hardly improves."""
     after = case.distance(guess.left, guess.right, guess.rows, guess.slack)
     before = None if shapes else case.before.relative
@@ -176,12 +184,10 @@ def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
     # Of values that were equal as stored nothing is shown.
     spoken = after.count if before is None else min(after.count, case.before.changed)
     share = 1.0 if equal else max(0.0, 1.0 - after.changed / max(1, spoken))
-    reached: Certainty | None = "explained" if share >= MOST else "located"
-    if equal and (guess.constant or proves(case, guess, spoken)):
-        reached = None
-    elif equal:
+    proof = prove_guess(case, guess, spoken, share)
+    if equal and not proof.judged:
         says = (*says, "too few values judge it")
-    return Explanation(guess.cause, where, says, before, after.relative, equal, reached, share)
+    return make_finding(guess.cause, where, says, before, after.relative, proof, confirmed=equal)
 
 
 def _of_part(case: Unequal) -> Tried | None:
@@ -204,7 +210,7 @@ def _of_part(case: Unequal) -> Tried | None:
     return replace(found[0], evidence=evidence, residual_before=case.before.relative), None
 
 
-def _compound(case: Unequal, found: Tried | None) -> Explanation | None:
+def _compound(case: Unequal, found: Tried | None) -> Finding | None:
     """Explain the rest that a helpful guess leaves; the evidence then has both causes."""
     if found is None or found[1] is None:
         return None
@@ -215,14 +221,15 @@ def _compound(case: Unequal, found: Tried | None) -> Explanation | None:
     if second is None or not second[0].confirmed:
         return None
     said = (*found[0].evidence, f"then {second[0].cause}:", *second[0].evidence)
-    reached: Certainty | None = None if second[0].certainty == "confirmed" else "explained"
+    # Both together give all of it, and what judges the second judges them.
+    proof = replace(second[0].proof or made_on(case.before.changed), share=1.0)
     return replace(
         found[0], evidence=said, residual_after=second[0].residual_after, confirmed=True,
-        reached=reached, share=1.0,
+        proof=proof,
     )  # fmt: skip
 
 
-def _reread(case: Unequal) -> Explanation | None:
+def _reread(case: Unequal) -> Finding | None:
     """Explain a side's bytes read as another type, together with moved elements."""
     if case.before.relative < DENSE:
         return None
@@ -232,6 +239,8 @@ def _reread(case: Unequal) -> Explanation | None:
             return replace(
                 found[0],
                 cause=cause,
+                says=text,
+                verdict=CAUSES[cause].verdict,
                 evidence=(text, f"then {found[0].cause}:", *found[0].evidence),
                 residual_before=case.before.relative,
             )
@@ -244,11 +253,12 @@ def explained(
     base: Model | None,
     pairs: Sequence[TensorPair],
     results: Sequence[TensorDiff],
-) -> list[TensorDiff]:
+) -> tuple[list[TensorDiff], list[NotTried]]:
     """Return the records, with an explanation for every pair that differs and can be read.
 
     Of a role that differs in many layers a few pairs are tried alone. If nothing is found for them
-    that is theirs alone, all layers are looked at together first.
+    that is theirs alone, all layers are looked at together first. An explanation that cannot be
+    tried (a tensor that it reads is damaged) is in the second list, and the others go on.
     """
     context = PairContext(a, b, base, {row.key: row for row in results})
     made = list(results)
@@ -265,7 +275,8 @@ def explained(
         left = [i for i in late if made[i].explanation is None]
         for i in left:
             made[i] = _alone(context, pairs[i], made[i])
-        return _together(context, pairs, made) if left else made
+        made = _together(context, pairs, made) if left else made
+    return made, context.not_tried
 
 
 class FailedAttempts:
@@ -298,8 +309,8 @@ def _alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> TensorDif
             found = explain_pair(pair.a, pair.b, context, row.key)
         elif row.verdict in ("ONLY_IN_A", "ONLY_IN_B"):
             found = renamed(row.key, row.verdict[-1].lower(), context)
-    except AprfmtError:
-        found = None  # no longer readable: the record stays as it was
+    except AprfmtError as error:  # the pair itself is no longer readable
+        context.leave((), row.key, error)
     pair.drop()
     if found is None:
         return row
@@ -311,7 +322,118 @@ def _together(
     context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records with what explains several tensors at once."""
-    made = list(rows)
-    for step in (with_symmetries, with_joined, with_folds, with_padding, with_derived):
-        made = step(context, pairs, made)
-    return made
+    from aprfmt.causes.tensor.table import JOINT
+
+    made = {row.key: row for row in rows}
+    by_key = {pair.key: pair for pair in pairs}
+    for hypothesis in JOINT:
+        for group in _groups(hypothesis, context, by_key, made):
+            try:
+                found = group()
+            except AprfmtError as error:
+                context.leave(hypothesis.causes, "", error)
+                continue
+            for key, one in found.items():
+                cause = one.cause if one.confirmed else made[key].cause
+                made[key] = replace(made[key], explanation=one, cause=cause)
+    return [made[row.key] for row in rows]
+
+
+def _groups(
+    hypothesis: JointHypothesis,
+    context: PairContext,
+    pairs: Mapping[str, TensorPair],
+    rows: Mapping[str, TensorDiff],
+) -> Iterator[Group]:
+    try:
+        yield from hypothesis.find(context, pairs, rows)
+    except AprfmtError as error:
+        context.leave(hypothesis.causes, "", error)
+
+
+def not_tried_lines(not_tried: Sequence[NotTried]) -> list[str]:
+    """Return what could not be tried in sentences: those of one reason are one, with a count."""
+    groups: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for one in not_tried:
+        groups.setdefault((one.causes, one.why), []).append(one.key)
+    said = []
+    for (causes, why), keys in groups.items():
+        where = list(dict.fromkeys(filter(None, keys)))
+        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        of = f" of {where[0]}{more}" if where else ""
+        said.append(f"not tried: {', '.join(causes) or 'any explanation'}{of}: {why}")
+    return said
+
+
+class Transformed(Computed):
+    """A transformed tensor; it has values but no stored bytes."""
+
+    def __init__(self, like: Reader, take: Take) -> None:
+        super().__init__(like.side)
+        self.rows, self.columns, self.shape = like.rows, like.columns, like.shape
+        self._take = take
+
+    def take(self, index: "Array | list[int]") -> "Array":
+        """Return the transformed rows with these numbers."""
+        return self._take(np.asarray(index))
+
+
+def remainder(case: Unequal, guess: Guess) -> Unequal | None:
+    """Return the pair after applying a guess; None if the guess concerns only some rows."""
+    if guess.rows is not None or case.a.shape != case.b.shape:
+        return None
+    a, b = Transformed(case.a, guess.left), Transformed(case.b, guess.right)
+    rest = Unequal(case.key, a, b, case.context)
+    rest.numbers, rest.known = case.numbers, False
+    return rest
+
+
+def rereadings(case: Unequal) -> Iterator[tuple[str, str, Unequal]]:
+    """Yield (cause, sentence, case) of one side's bytes read as another type or byte order.
+
+    Only if the values then have about the other side's size, and did not before.
+    """
+    for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
+        row = encoding_row(side.encoding.split("+")[0])
+        if side.row_bytes is None or not row.numpy or row.type_size == 1:
+            continue
+        size = _size(other.take(case.sample))
+        readings: list[tuple[str, str, Take]] = [
+            (
+                "endianness",
+                f"{label} has every {row.type_size}-byte value in the other byte order",
+                swapped(side, True),
+            )
+        ]
+        if side.encoding in SIXTEEN:
+            name = SIXTEEN[1 - SIXTEEN.index(side.encoding)]
+            readings.append(
+                (
+                    "dtype_mislabel",
+                    f"{label} is {name} under the label {side.encoding}",
+                    _labelled(side, name),
+                )
+            )
+        for cause, text, take in readings:
+            now = _size(take(case.sample))
+            if not 1 / SANE < now / max(size, 1e-300) < SANE:
+                continue
+            made = Transformed(side, take)
+            a, b = (other, made) if label == "B" else (made, other)
+            reread = Unequal(case.key, a, b, case.context)
+            reread.known = False
+            yield cause, text, reread
+
+
+def _labelled(side: Reader, name: str) -> Take:
+    return lambda rows: side.decoded(side.raw(rows), name)
+
+
+def _size(values: "Array") -> float:
+    """Return the root mean square; 0 if a value is not finite."""
+    values = wide(values)
+    if not np.isfinite(values).all() or not values.size:
+        return 0.0
+    with np.errstate(over="ignore"):
+        found = float(np.sqrt(np.mean(values * values)))
+    return found if np.isfinite(found) else 0.0

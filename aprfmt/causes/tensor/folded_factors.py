@@ -7,7 +7,8 @@ the other side's, the function is equal. If the partner does not undo the factor
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +16,13 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
-from aprfmt.errors import AprfmtError
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, noise
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import Proof
+from aprfmt.measure.records import TensorDiff
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -138,6 +142,17 @@ class Layer:
         """Say whether a value is nearer to B than A is: more than a coarse encoding leaves open."""
         return self.distance(role, value) <= BETTER * self.distance(role, self.a[role])
 
+    def proof(self, fold: "Fold") -> Proof:
+        """Return what a fold shows: its factors were found on one tensor and hold for the readers.
+
+        A factor is found on each value of a norm, or on each row of the first source.
+        """
+        judges = [self.b[role] for role in fold.readers]
+        free = self.b[fold.sources[0]].shape[-1 if self.b[fold.sources[0]].ndim == 1 else -2]
+        slack = max(self.slack(role) for role in fold.readers)
+        sample = judges[0].reshape(-1)[:FEW]
+        return prove_values(sample, sum(one.size for one in judges), free, slack)
+
     def distance(self, role: str, value: "Array") -> float:
         """Return ||value - B|| / ||B||."""
         norm = norms.exact_norm(self.b[role])
@@ -154,28 +169,23 @@ class Fold:
     kept: tuple[str, ...] = ()  # readers that are equal as they are: they undo nothing
 
 
-def with_folds(
-    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
-) -> list[TensorDiff]:
-    """Return the records; tensors whose factors were moved get that as explanation."""
-    made = {row.key: row for row in rows}
-    by_key = {pair.key: pair for pair in pairs}
+def layers(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield the layers with a tensor that nothing explains, and what stands outside of layers."""
     if not context.hyper:
-        return list(rows)
+        return
     starts = {"": None} | {
-        f"L{layer}.": None for key in made for layer, _ in [split_key(key)] if layer is not None
+        f"L{layer}.": None for key in rows for layer, _ in [split_key(key)] if layer is not None
     }
     for start in starts:
-        if not any(row.unexplained(ALONE) for key, row in made.items() if _home(key) == start):
-            continue
-        try:
-            found = _of_layer(Layer(context, start, by_key))
-        except AprfmtError:
-            continue  # the records already say that a tensor cannot be read
-        for key, explanation in found.items():
-            if made[key].unexplained(ALONE):
-                made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
-    return [made[row.key] for row in rows]
+        if any(row.unexplained(ALONE) for key, row in rows.items() if _home(key) == start):
+            yield partial(_open_in_layer, Layer(context, start, pairs), rows)
+
+
+def _open_in_layer(layer: Layer, rows: Mapping[str, TensorDiff]) -> dict[str, Finding]:
+    found = _of_layer(layer)
+    return {key: one for key, one in found.items() if rows[key].unexplained(ALONE)}
 
 
 def _home(key: str) -> str:
@@ -183,9 +193,9 @@ def _home(key: str) -> str:
     return "" if layer is None else f"L{layer}."
 
 
-def _of_layer(layer: Layer) -> dict[str, Explanation]:
+def _of_layer(layer: Layer) -> dict[str, Finding]:
     folds = [*_norms(layer), *_rows(layer)]
-    found: dict[str, Explanation] = {}
+    found: dict[str, Finding] = {}
     for fold in folds:
         roles = (*fold.sources, *fold.readers)
         good = bool(fold.readers) and all(
@@ -289,38 +299,39 @@ def _spread(layer: Layer, factor: "Array", reader: str) -> "Array | None":
     return np.repeat(factor.reshape(kv, -1), heads // kv, 0).reshape(-1)
 
 
-def _equal(layer: Layer, fold: Fold, roles: Sequence[str]) -> dict[str, Explanation]:
+def _equal(layer: Layer, fold: Fold, roles: Sequence[str]) -> dict[str, Finding]:
     """Return the explanation of every tensor of a fold that is undone everywhere."""
     text = NORMS if fold.cause == "norm_folded" else SCALES
     source, readers = fold.sources[0], ", ".join(fold.readers)
     line = f"{source} is divided by factors, and the columns of {readers} multiplied by them"
     return {
-        layer.start + role: Explanation(
+        layer.start + role: make_finding(
             fold.cause, (layer.start + role,), (text, line),
-            layer.distance(role, layer.a[role]), layer.distance(role, layer.folded[role]), True,
+            layer.distance(role, layer.a[role]), layer.distance(role, layer.folded[role]),
+            layer.proof(fold),
         )
         for role in roles if layer.apart(role, layer.a[role]) > 1
     }  # fmt: skip
 
 
-def _partial(layer: Layer, fold: Fold) -> dict[str, Explanation]:
+def _partial(layer: Layer, fold: Fold) -> dict[str, Finding]:
     """Return the explanation of a fold that some readers undo and others do not."""
     text = (
         f"factors were moved out of {fold.sources[0]} into {', '.join(fold.readers)}, but not into "
         f"{', '.join(fold.kept)}, which reads it too"
     )
     return {
-        layer.start + role: Explanation(
+        layer.start + role: make_finding(
             "partial_fold", (layer.start + role,), (text,), layer.distance(role, layer.a[role]),
-            layer.distance(role, layer.folded[role]), True,
+            layer.distance(role, layer.folded[role]), layer.proof(fold),
         )
         for role in (*fold.sources, *fold.readers)
     }  # fmt: skip
 
 
-def _kept(layer: Layer, changed: set[str]) -> dict[str, Explanation]:
+def _kept(layer: Layer, changed: set[str]) -> dict[str, Finding]:
     """Return the explanation of products that hold a norm's weights, while the norm kept them."""
-    found: dict[str, Explanation] = {}
+    found: dict[str, Finding] = {}
     for norm, readers in _readers(layer):
         weight = f"{norm}.weight"
         if weight in changed or not layer.has(weight) or layer.apart(weight, layer.a[weight]) > 1:
@@ -339,9 +350,21 @@ def _kept(layer: Layer, changed: set[str]) -> dict[str, Explanation]:
             )
             for role in held:
                 key = layer.start + role
-                found[key] = Explanation(
+                # The factors are the norm's own: none was found on the products.
+                proof = prove_values(layer.b[role], layer.b[role].size, 0, layer.slack(role))
+                found[key] = make_finding(
                     "partial_fold", (key,), (text, f"the weights of {norm}"),
                     layer.distance(role, layer.a[role]),
-                    layer.distance(role, layer.a[role] * factor), True,
+                    layer.distance(role, layer.a[role] * factor), proof,
                 )  # fmt: skip
     return found
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        tuple(row.name for row in CAUSE_ROWS),
+        layers,
+        430,
+        "factors of rows and columns, before weights that are only related",
+    ),
+)

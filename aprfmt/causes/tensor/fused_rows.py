@@ -6,8 +6,9 @@ another checkpoint. So the rows of all parts are matched together. One order for
 where they moved too, the biases is one finding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +18,13 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import fused_layouts
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.permutation import FOUND
+from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
-from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
@@ -71,22 +74,14 @@ class RowOrder:
     more: tuple[str, ...] = ()
 
 
-def with_joined(
-    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
-) -> list[TensorDiff]:
-    """Return the records; fused tensors in another order get that as explanation."""
-    made = {row.key: row for row in rows}
-    by_key = {pair.key: pair for pair in pairs}
-    layers = sorted({layer for key in made for layer, _ in [split_key(key)] if layer is not None})
+def families(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield the tensors that a file may hold fused, of each layer."""
+    layers = sorted({layer for key in rows for layer, _ in [split_key(key)] if layer is not None})
     for family in FAMILIES:
         for layer in layers:
-            try:
-                found = _of_layer(context, by_key, made, family, layer)
-            except AprfmtError:
-                continue  # the records already say that a tensor cannot be read
-            for key, explanation in found.items():
-                made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
-    return [made[row.key] for row in rows]
+            yield partial(_of_layer, context, pairs, rows, family, layer)
 
 
 def _of_layer(
@@ -95,7 +90,7 @@ def _of_layer(
     rows: Mapping[str, TensorDiff],
     family: FusedRoles,
     layer: int,
-) -> dict[str, Explanation]:
+) -> dict[str, Finding]:
     weights = _case(context, pairs, family.of("weight"), layer)
     biases = _case(context, pairs, family.of("bias"), layer)
     order = _order(context, rows, family, weights)
@@ -235,10 +230,10 @@ def segments(pool: JoinedRows, at: "Array") -> str:
     return "rows of B, by those of A: " + "; ".join(said) + more
 
 
-def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[str, Explanation]:
+def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[str, Finding]:
     """Return an explanation for every part that the order changes; {} if it does not fit."""
     assert isinstance(case.a, JoinedRows) and isinstance(case.b, JoinedRows)
-    found: dict[str, Explanation] = {}
+    found: dict[str, Finding] = {}
     if len(order.at) != case.a.rows:
         return {}
     for i, key in enumerate(case.a.keys):
@@ -249,8 +244,17 @@ def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[st
         if not after.equal(slack):
             return {}
         if before.changed and before.relative > slack:
-            found[key] = Explanation(
+            # A row of the order is a number that was found on the row.
+            proof = prove_values(case.b.take(rows[:FEW]), after.count, len(rows), slack)
+            found[key] = make_finding(
                 order.cause, (key,), (order.says, *order.more, *more), before.relative,
-                after.relative, True,
+                after.relative, proof,
             )  # fmt: skip
     return found
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        ("fused_order", "row_offset"), families, 420, "an order of rows, before factors of them"
+    ),
+)

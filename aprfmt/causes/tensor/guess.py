@@ -1,17 +1,20 @@
 """A row of the hypotheses about a pair of tensors, and the guess that it makes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.causes.row import LAST
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
+    from aprfmt.causes.tensor.context import PairContext
     from aprfmt.causes.tensor.differing_pair import Unequal
     from aprfmt.codecs.base import Array
+    from aprfmt.measure.alignment import TensorPair
+    from aprfmt.measure.records import TensorDiff
 
-__all__ = ["Explanation", "Guess", "PairHypothesis", "Take"]
+__all__ = ["Finding", "Group", "Guess", "JointHypothesis", "PairHypothesis", "Take"]
 
 # Arrays made of arrays: values [n, columns] of row numbers, or other values of values.
 Take = Callable[["Array"], "Array"]
@@ -26,7 +29,7 @@ class Guess:
     concerns, None for all. `slack` is the relative L2 distance that counts as equal. `constant`
     says that the statement itself is that one value stands everywhere: any other guess that gives
     a single value explains nothing. `free` counts the numbers that were read from the values: as
-    many differing ones again have to judge them (`proof.py`).
+    many differing ones again have to judge them (`measure/proofs.py`).
     """
 
     cause: str
@@ -51,9 +54,29 @@ class PairHypothesis:
     """
 
     causes: tuple[str, ...]
-    find: Callable[["Unequal"], "Iterator[Guess | Explanation]"]
+    find: Callable[["Unequal"], "Iterator[Guess | Finding]"]
     rank: int = LAST
     because: str = "offered by another package"
     shapes: bool = False
     part: bool = False
     stored: bool = False
+
+
+# Tensors to look at together, such as those of a layer: called, it gives what explains each by key.
+Group = Callable[[], "Mapping[str, Finding]"]
+
+
+@dataclass(frozen=True, slots=True)
+class JointHypothesis:
+    """One row about several tensors together: the causes it can find, and its function.
+
+    The function takes the context, the pairs and the records by key, and yields groups. Records
+    change as groups are explained. Rows are tried by `rank` after those of single pairs.
+    """
+
+    causes: tuple[str, ...]
+    find: Callable[
+        ["PairContext", "Mapping[str, TensorPair]", "Mapping[str, TensorDiff]"], "Iterator[Group]"
+    ]
+    rank: int = LAST
+    because: str = "offered by another package"

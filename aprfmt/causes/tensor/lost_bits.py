@@ -5,6 +5,7 @@ and `hmask`). A writer that leaves one out, or a kernel that does not fill it, g
 on the right scale and too coarse, which looks like other scales or another quantizer's work.
 """
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,12 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.encodings import member_places
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.codecs import CODECS
 from aprfmt.measure.bounds import steps
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import steps_between, wide
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.proofs import Proof
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ CODES = ("qs", "ql", "qh", "hmask")  # members that hold bits of codes and nothi
 UNIFORM = {1: (0x00, 0xFF), 2: (0x00, 0x55, 0xAA, 0xFF), 4: tuple(17 * v for v in range(16))}
 
 
-def lost_bits(case: Unequal) -> Iterator[Explanation]:
+def lost_bits(case: Unequal) -> Iterator[Finding]:
     """Find a member of codes that is one byte everywhere, all other members being sound.
 
     With these bits chosen for each value, and nothing else changed, every value is within a step of
@@ -57,10 +60,21 @@ def lost_bits(case: Unequal) -> Iterator[Explanation]:
                 says.append(
                     "with these bits chosen anew, every value is within a step of the other side's"
                 )
-            yield Explanation(
-                "bit_rot", (case.key,), tuple(says), case.before.relative, None, not alone,
-                None if not alone else "located",
+            rest = sum(8 * (stop - start) // row.block_size for start, stop in places.values())
+            proof = Proof(case.before.count, 1.0, 0, _digits(bits, rest - bits))
+            yield make_finding(
+                "bit_rot", (case.key,), says, case.before.relative, None,
+                None if alone else proof, confirmed=not alone,
             )  # fmt: skip
+
+
+def _digits(lost: int, left: int) -> float:
+    """Return the binary digits that a value judges with once `lost` bits of its code are chosen.
+
+    Where they are the code's highest, three codes in 2**left are within a step by chance. Where
+    they are its lowest, those of a run and its two neighbours are.
+    """
+    return max(left - math.log2(3), lost + left - math.log2(2**lost + 2))
 
 
 def _places(layout: str) -> dict[str, tuple[int, int]]:

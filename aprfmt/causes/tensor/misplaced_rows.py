@@ -10,9 +10,10 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
 from aprfmt.measure.byte_ranges import numbered
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class RowRun:
     count: int
 
 
-def misplaced(case: Unequal) -> Iterator[Guess | Explanation]:
+def misplaced(case: Unequal) -> Iterator[Guess | Finding]:
     """Ask whether the differing rows of B are other rows of A: of any tensor of as many columns."""
     if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
         return
@@ -70,9 +71,9 @@ def misplaced(case: Unequal) -> Iterator[Guess | Explanation]:
     lines += (f"{len(found) - SHOWN} more runs",) if len(found) > SHOWN else ()
     if len(known) < len(moved):
         part = f"{len(known)} of the {len(moved)} rows that differ; the others stand nowhere in A"
-        yield Explanation(
+        yield make_finding(
             "wrong_rows", (case.key, *others), (text, part, *lines), case.before.relative, None,
-            False,
+            None, confirmed=False,
         )  # fmt: skip
         return
     yield case.guess("wrong_rows", (text, *lines), "A", lambda rows: pool.take(at[rows]),

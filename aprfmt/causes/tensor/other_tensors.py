@@ -11,9 +11,11 @@ from aprfmt.causes.tensor.context import sample_line
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
 from aprfmt.causes.tensor.foreign_values import foreign
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import wide
-from aprfmt.measure.records import EQUAL, Explanation
+from aprfmt.measure.records import EQUAL
 from aprfmt.measure.row_reader import Reader
 from aprfmt.tensors import norms
 
@@ -141,7 +143,7 @@ def _same_sample(x: Reader, y: Reader) -> bool:
     return norms.exact_norm(a - b) <= 1.5 * noise(x.encoding, y.encoding) * norm
 
 
-def renamed(key: str, label: str, context: "PairContext") -> Explanation | None:
+def renamed(key: str, label: str, context: "PairContext") -> Finding | None:
     """Explain a tensor that only one file has: the other file may have it under another name.
 
     `label` is the file that has the key, "a" or "b".
@@ -163,8 +165,10 @@ def renamed(key: str, label: str, context: "PairContext") -> Explanation | None:
             names = (key, other) if label == "a" else (other, key)
             text = "the same tensor stands under another name in each file"
             more = f"A's {names[0]} equals B's {names[1]}"
-            return Explanation(
-                "swapped_tensors", (key, other), (text, more), None, apart.relative, True
+            sample = mine.take(np.arange(min(mine.rows, FEW)))
+            proof = prove_values(sample, apart.count, 0, case.slack())
+            return make_finding(
+                "swapped_tensors", (key, other), (text, more), None, apart.relative, proof
             )
     return None
 
@@ -184,7 +188,7 @@ def zeroed_bias(case: Unequal) -> Iterator[Guess]:
         return
 
 
-def one_value(case: Unequal) -> Iterator[Explanation]:
+def one_value(case: Unequal) -> Iterator[Finding]:
     """Find a side that holds one value everywhere, where the other does not or holds another.
 
     What value stands there is known; which operation made it is not, as any function of one number
@@ -194,13 +198,14 @@ def one_value(case: Unequal) -> Iterator[Explanation]:
         value = _constant(case, label, sample)
         if value is not None:
             text = f"{label} holds {value + 0.0:g} everywhere: it was never filled"
-            yield Explanation(
-                "stale_tensor", (case.key,), (text,), case.before.relative, None, False
+            before = case.before.relative
+            yield make_finding(
+                "stale_tensor", (case.key,), (text,), before, None, None, confirmed=False
             )
             return
 
 
-def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
+def stale_tensor(case: Unequal) -> Iterator[Guess | Finding]:
     """Guess that B's tensor is the base's, or unrelated while others are equal."""
     context = case.context
     for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
@@ -224,7 +229,7 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
         if judged.sure
         else ("holds other values: of another checkpoint, or damaged")
     )
-    yield Explanation(
+    yield make_finding(
         "stale_tensor",
         (case.key,),
         (
@@ -235,7 +240,8 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
         ),
         apart.relative,
         None,
-        False,
+        None,
+        confirmed=False,
     )
 
 

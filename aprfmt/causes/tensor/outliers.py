@@ -7,10 +7,11 @@ import numpy as np
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.causes.tensor.proof import make_finding, within_accused
 from aprfmt.codecs import decode
 from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import steps_between, wide
-from aprfmt.measure.records import Explanation
 from aprfmt.measure.row_reader import Reader
 from aprfmt.measure.tensors import chunks
 
@@ -18,7 +19,7 @@ FEW = 64  # most values beyond the bound
 FINE = 0.02  # largest noise of the other encoding for which a restored value proves something
 
 
-def outliers(case: Unequal) -> Iterator[Explanation]:
+def outliers(case: Unequal) -> Iterator[Finding]:
     """Guess that few values are damaged (beyond one step), and find the bit that was flipped."""
     a, b = case.a, case.b
     if a.encoding == b.encoding or case.numbers is not None:
@@ -43,11 +44,13 @@ def outliers(case: Unequal) -> Iterator[Explanation]:
         if bit is not None:
             sure = noise_of(other.encoding) <= FINE
             says = (*says, f"flipping {bit} of {label} brings it back within the bound")
-            yield Explanation(
-                "bit_rot", (case.key,), says, case.before.relative, None, sure, "explained"
+            proof = within_accused(len(found))
+            yield make_finding(
+                "bit_rot", (case.key,), says, case.before.relative, None, proof, confirmed=sure
             )
             return
-    yield Explanation("bit_rot", (case.key,), says, case.before.relative, None, False)
+    before = case.before.relative
+    yield make_finding("bit_rot", (case.key,), says, before, None, None, confirmed=False)
 
 
 def _beyond(case: Unequal) -> list[tuple[int, float, float]]:

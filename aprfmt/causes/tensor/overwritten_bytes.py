@@ -16,10 +16,11 @@ from aprfmt.causes.tensor.coarse_damage import GAP, LEAST, SHARE, SHOWN, SPANS
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.foreign_values import foreign
 from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.causes.tensor.proof import made_on, make_finding
 from aprfmt.causes.tensor.stored_bytes import ANCHOR, bytes_of, layouts
 from aprfmt.measure.byte_ranges import alignment, in_file, numbered, told
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import wide
-from aprfmt.measure.records import Explanation
 from aprfmt.measure.row_reader import SomeRows
 from aprfmt.tensors.runs import RunBytes
 
@@ -41,7 +42,7 @@ class ByteSpan:
     holds: str = ""
 
 
-def ranges(case: Unequal) -> Iterator[Explanation]:
+def ranges(case: Unequal) -> Iterator[Finding]:
     """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
     for a, b, _ in layouts(case):
@@ -70,14 +71,15 @@ def ranges(case: Unequal) -> Iterator[Explanation]:
     )
     if known and len(known) < len(spans):
         text += f"; of {len(known)} it is known with what"
-    yield Explanation(
+    yield make_finding(
         "bit_rot", (case.key,),
         ("all other bytes are equal: damage or an edit, no transformation", text, *lines, *more),
-        case.before.relative, 0.0, sure, "explained" if len(known) == len(spans) else "located",
+        case.before.relative, 0.0, made_on(total) if len(known) == len(spans) else None,
+        confirmed=sure,
     )  # fmt: skip
 
 
-def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Explanation]:
+def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Finding]:
     """Ask for whole rows or experts that were never written, or left as they were once."""
     size = case.b.row_bytes or 0
     if case.a.columns == 1 or not size:
@@ -102,14 +104,9 @@ def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Explanation]:
             text = f"{shown}: other values, as of another state of training: {judged.says}"
     if text:
         more = f"all {case.a.rows - len(rows)} other rows are equal to the byte"
-        yield Explanation(
-            "stale_tensor",
-            (case.key,),
-            (text, more),
-            case.before.relative,
-            0.0,
-            True,
-            "located" if values.any() else "explained",
+        proof = None if values.any() else made_on(values.size)
+        yield make_finding(
+            "stale_tensor", (case.key,), (text, more), case.before.relative, 0.0, proof
         )
 
 
@@ -118,7 +115,7 @@ def _whole(case: Unequal, span: ByteSpan, one: int) -> bool:
     return span.start % one < GAP and -span.stop % one < GAP
 
 
-def _columns(case: Unequal) -> Iterator[Explanation]:
+def _columns(case: Unequal) -> Iterator[Finding]:
     """Ask whether some columns alone differ, and were never filled."""
     columns = case.a.columns
     if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
@@ -141,9 +138,9 @@ def _columns(case: Unequal) -> Iterator[Explanation]:
         for first, last in zip(firsts.tolist()[:SHOWN], lasts.tolist()[:SHOWN], strict=True)
     )
     text = f"{shown}: B holds 0 there, in every row, and was never filled"
-    yield Explanation(
+    yield make_finding(
         "stale_tensor", (case.key,), (text, f"the other {columns - len(chosen)} columns are equal"),
-        case.before.relative, 0.0, True, "explained",
+        case.before.relative, 0.0, made_on(case.before.changed),
     )  # fmt: skip
 
 

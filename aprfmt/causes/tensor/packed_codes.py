@@ -12,7 +12,7 @@ from aprfmt.causes.tensor.packed_scales import affine, factors
 from aprfmt.codecs import fp8
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.measure.bounds import fit
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -58,7 +58,7 @@ def _errors(copy: Copy) -> "Array":
     return np.where(step > 0, (copy.y - copy.x) / np.where(step > 0, step, 1.0), 0.0)
 
 
-def zero_points(copy: Copy) -> Iterator[Explanation]:
+def zero_points(copy: Copy) -> Iterator[Finding]:
     """Find zero points that are off by one, or by another whole number, in all or some groups."""
     if not copy.bits:
         return
@@ -83,13 +83,13 @@ def zero_points(copy: Copy) -> Iterator[Explanation]:
     wrong = int((whole != 0).sum())
     where = () if wrong == whole.size else (f"in {wrong} of {whole.size} groups",)
     found = copy.explained(
-        "zero_point", (says, *where, *hint), copy.y - off, scaled(copy.lattice, 1.0, -off)
+        "zero_point", (says, *where, *hint), copy.y - off, scaled(copy.lattice, 1.0, -off), 1
     )
     if found is not None:
         yield found
 
 
-def own_zero_points(copy: Copy) -> Iterator[Explanation]:
+def own_zero_points(copy: Copy) -> Iterator[Finding]:
     """Find zero points that are off by a whole number of its own in every group."""
     if not copy.bits:
         return
@@ -101,13 +101,17 @@ def own_zero_points(copy: Copy) -> Iterator[Explanation]:
     numbers = f"off by {whole.min():+.0f} to {whole.max():+.0f} steps"
     where = f"in {int((whole != 0).sum())} of {whole.size} groups"
     found = copy.explained(
-        "zero_point", (says, numbers, where), copy.y - off, scaled(copy.lattice, 1.0, -off)
+        "zero_point",
+        (says, numbers, where),
+        copy.y - off,
+        scaled(copy.lattice, 1.0, -off),
+        whole.size,
     )
     if found is not None:
         yield found
 
 
-def signs(copy: Copy) -> Iterator[Explanation]:
+def signs(copy: Copy) -> Iterator[Finding]:
     """Find codes whose highest bit has the other meaning: signed ones read with an offset."""
     if not copy.bits:
         return
@@ -134,7 +138,7 @@ def signs(copy: Copy) -> Iterator[Explanation]:
 # --- other 8-bit floats ---------------------------------------------------------------------------
 
 
-def variants(copy: Copy) -> Iterator[Explanation]:
+def variants(copy: Copy) -> Iterator[Finding]:
     """Find bytes of one 8-bit float that were decoded as another, then scaled.
 
     Not where a factor a cell explains the values as they were read: two tables may differ by a
@@ -227,12 +231,12 @@ def _patterns() -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(rows)
 
 
-def order_of_inputs(copy: Copy) -> Iterator[Explanation]:
+def order_of_inputs(copy: Copy) -> Iterator[Finding]:
     """Find codes that stand in another order along the inputs, in words or in blocks."""
     yield from _orders(copy, 1, _patterns())
 
 
-def order_of_outputs(copy: Copy) -> Iterator[Explanation]:
+def order_of_outputs(copy: Copy) -> Iterator[Finding]:
     """Find codes that stand in another order along the outputs, in words."""
     if copy.rows is None:
         yield from _orders(copy, 0, [row for row in _patterns() if len(row[1]) <= WORD])
@@ -240,7 +244,7 @@ def order_of_outputs(copy: Copy) -> Iterator[Explanation]:
 
 def _orders(
     copy: Copy, axis: int, patterns: Sequence[tuple[str, tuple[int, ...]]]
-) -> Iterator[Explanation]:
+) -> Iterator[Finding]:
     size = copy.y.shape[axis]
     for text, pattern in patterns:
         if size % len(pattern):
@@ -258,7 +262,7 @@ def _orders(
             return
 
 
-def _in_order(copy: Copy, says: str) -> Explanation | None:
+def _in_order(copy: Copy, says: str) -> Finding | None:
     """Confirm an order, with scales that moved with the codes, that did not, or as zero points."""
     found = copy.explained("packing_order", (says,), copy.y, copy.lattice)
     if found is None:

@@ -16,11 +16,13 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.lattices import Grouping
+from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.measure.bounds import Fit, fit
 from aprfmt.measure.encoding_noise import UNIT
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import Proof
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
@@ -65,13 +67,13 @@ class Copy:
         return "A's" if self.whose == "B's" else "B's"
 
     def explained(
-        self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice
-    ) -> Explanation | None:
+        self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice, free: int = 0
+    ) -> Finding | None:
         """Return the explanation if values and lattice put right are as near as copies are."""
         after = fit(self.x, y, lattice)
         if not self.better(after):
             return None
-        return explanation(self, cause, says, after)
+        return explanation(self, cause, says, after, free)
 
     def better(self, after: Fit) -> bool:
         """Say whether errors are those of a right copy, and what they were before is less so."""
@@ -79,10 +81,13 @@ class Copy:
         return bool(after.how) and (gone or not self.finite)
 
 
-def explanation(copy: Copy, cause: str, says: tuple[str, ...], after: Fit) -> Explanation:
+def explanation(
+    copy: Copy, cause: str, says: tuple[str, ...], after: Fit, free: int = 0
+) -> Finding:
     """Return the explanation whose remaining errors are those of a right copy.
 
-    Nothing is then left beyond the bound; the distance itself is in the evidence.
+    Nothing is then left beyond the bound; the distance itself is in the evidence. `free` counts the
+    numbers that were found on the values. A value within its step says about as much as its code.
     """
     before = copy.case.before.relative
     said = (
@@ -93,10 +98,9 @@ def explanation(copy: Copy, cause: str, says: tuple[str, ...], after: Fit) -> Ex
     )
     if copy.rows is not None:
         said = (*said, f"{len(copy.rows)} of {copy.reader.rows} rows looked at")
-    share = None if copy.rows is None else len(copy.rows) / copy.reader.rows
-    return Explanation(
-        cause, (copy.case.key,), said, before, 0.0, True, "explained" if share else None, share
-    )
+    share = 1.0 if copy.rows is None else len(copy.rows) / copy.reader.rows
+    proof = Proof(copy.x.size, share, free, float(max(1, copy.bits - 1)))
+    return make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
 
 
 def copies(case: Unequal) -> Iterator[Copy]:

@@ -13,7 +13,8 @@ from aprfmt.base.protocols import LazyTensor
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.overwritten_bytes import stretches
-from aprfmt.measure.records import Explanation
+from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -42,7 +43,7 @@ class DamagedRun(NamedTuple):
         return f"bytes {at} to {at + self.stop - self.start - 1} of {name}{held}"
 
 
-def damaged_parts(case: Unequal) -> Iterator[Explanation]:
+def damaged_parts(case: Unequal) -> Iterator[Finding]:
     """Ask whether all but a few short runs of the parts' bytes are equal."""
     a, b = case.a.side, case.b.side
     if len(a.stored) != 1 or len(b.stored) != 1 or a.encoding != b.encoding:
@@ -61,11 +62,11 @@ def damaged_parts(case: Unequal) -> Iterator[Explanation]:
         found += runs
     if not found or len(a.parts) != len(b.parts):
         return
-    yield Explanation(
+    yield make_finding(
         "bit_rot", (case.key,),
         ("all other bytes of its parts are equal: damage or an edit, no transformation",
          *(run.says() for run in found)),
-        case.before.relative, 0.0, True, "located",
+        case.before.relative, 0.0, None,
     )  # fmt: skip
 
 

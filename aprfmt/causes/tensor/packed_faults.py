@@ -8,10 +8,10 @@ from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.packed_copies import copies, explanation
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.bounds import fit
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 
 
-def quantisation(case: Unequal) -> Iterator[Explanation]:
+def quantisation(case: Unequal) -> Iterator[Finding]:
     """Find that a side is the other quantized, and perhaps decoded again."""
     for copy in copies(case):
         if not copy.finite:
@@ -23,7 +23,7 @@ def quantisation(case: Unequal) -> Iterator[Explanation]:
             yield explanation(copy, "quantisation", (says, copy.scheme), after)
 
 
-def faults(case: Unequal) -> Iterator[Explanation]:
+def faults(case: Unequal) -> Iterator[Finding]:
     """Find what is wrong with a packed copy."""
     for copy in copies(case):
         if copy.finite and fit(copy.x, copy.y, copy.lattice).how:
@@ -41,14 +41,14 @@ def faults(case: Unequal) -> Iterator[Explanation]:
             yield from find(copy)
 
 
-def other_scales(case: Unequal) -> Iterator[Explanation]:
+def other_scales(case: Unequal) -> Iterator[Finding]:
     """Find scales that go with the right ones in no known way, once nothing else explains them."""
     for copy in copies(case):
         if copy.finite and not fit(copy.x, copy.y, copy.lattice).how:
             yield from packed_scales.scales(copy, related=False)
 
 
-def order_of_outputs(case: Unequal) -> Iterator[Explanation]:
+def order_of_outputs(case: Unequal) -> Iterator[Finding]:
     """Find codes in another order along the outputs, once no order of heads explains the rows."""
     for copy in copies(case):
         if copy.finite and not fit(copy.x, copy.y, copy.lattice).how:

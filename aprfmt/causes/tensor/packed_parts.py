@@ -14,12 +14,13 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.packed_copies import Copy, explanation
+from aprfmt.causes.tensor.proof import make_finding, prove_values
 from aprfmt.codecs import CODECS, decode
 from aprfmt.codecs.dialect import Parts, StoredPart
 from aprfmt.codecs.lattice import Lattice, PackedWeight
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.bounds import fit
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -156,7 +157,7 @@ READINGS: tuple[Reread, ...] = (
 )  # fmt: skip
 
 
-def read_otherwise(copy: Copy) -> Iterator[Explanation]:
+def read_otherwise(copy: Copy) -> Iterator[Finding]:
     """Find a reading of the stored parts that gives the source."""
     view = copy.reader.side
     if view.lattice is not None:
@@ -174,7 +175,7 @@ def read_otherwise(copy: Copy) -> Iterator[Explanation]:
     yield from _of_blocks(copy)
 
 
-def codes_alone(copy: Copy) -> Iterator[Explanation]:
+def codes_alone(copy: Copy) -> Iterator[Finding]:
     """Find that the source holds the copy's codes as numbers: its scales were not applied.
 
     All of them must be equal, to the bit.
@@ -199,10 +200,13 @@ def codes_alone(copy: Copy) -> Iterator[Explanation]:
         "each were 1",
         f"its values are about {size:.3g} times too large ({copy.scheme})",
     )
-    yield Explanation("quant_scale", (copy.case.key,), says, copy.case.before.relative, 0.0, True)
+    proof = prove_values(copy.x, copy.x.size, 0, 0.0)
+    yield make_finding("quant_scale", (copy.case.key,), says, copy.case.before.relative, 0.0, proof)
 
 
-def _confirmed(copy: Copy, reading: Reread, weights: list[PackedWeight]) -> Explanation | None:
+def _confirmed(
+    copy: Copy, reading: Reread, weights: list[PackedWeight], free: int = 0
+) -> Finding | None:
     view = copy.reader.side
     try:
         values = [weight.decode() for weight in weights]
@@ -218,10 +222,10 @@ def _confirmed(copy: Copy, reading: Reread, weights: list[PackedWeight]) -> Expl
     after = fit(copy.x, np.asarray(y, np.float64).reshape(-1, y.shape[-1])[index], lattice)
     if not copy.better(after):
         return None
-    return explanation(copy, reading.cause, (f"{copy.whose} {reading.says}",), after)
+    return explanation(copy, reading.cause, (f"{copy.whose} {reading.says}",), after, free)
 
 
-def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Explanation]:
+def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Finding]:
     """Find the group of every input of a GPTQ weight: an index that is missing or wrong."""
     if len(weights) != 1 or weights[0].dialect.name != "gptq" or copy.rows is not None:
         return
@@ -247,7 +251,7 @@ def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Explanation]:
         if runs
         else "inputs have the scales of other groups: their g_idx is missing or another's"
     )
-    found = _confirmed(copy, Reread("group_index", says, lambda w: w), [read(best)])
+    found = _confirmed(copy, Reread("group_index", says, lambda w: w), [read(best)], inputs)
     if found is not None:
         yield found
 
@@ -255,7 +259,7 @@ def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Explanation]:
 # --- blocks of GGUF -------------------------------------------------------------------------------
 
 
-def _of_blocks(copy: Copy) -> Iterator[Explanation]:
+def _of_blocks(copy: Copy) -> Iterator[Finding]:
     """Find fields of GGUF blocks that are exchanged or have the other sign."""
     view = copy.reader.side
     codec = CODECS[view.encoding] if view.encoding in CODECS else None

@@ -16,7 +16,7 @@ from aprfmt.causes.tensor.lattices import Grouping
 from aprfmt.causes.tensor.packed_copies import Copy, cells, explanation, scaled, spread
 from aprfmt.codecs import fp8
 from aprfmt.measure.bounds import fit
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -70,7 +70,7 @@ def affine(copy: Copy) -> tuple["Array", "Array"]:
     return factor, s - factor * m
 
 
-def scales(copy: Copy, *, related: bool = True) -> Iterator[Explanation]:
+def scales(copy: Copy, *, related: bool = True) -> Iterator[Finding]:
     """Find scales that are wrong: a factor a cell makes the errors usual.
 
     With `related` only those of which it can be said how they go with the right ones. Cells may be
@@ -99,7 +99,7 @@ def scales(copy: Copy, *, related: bool = True) -> Iterator[Explanation]:
         numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
         says = f"{copy.whose} scales are wrong: {relation or 'other ones stand there'}"
         cause = "nested_offset" if relation == NESTED else "quant_scale"
-        yield explanation(copy, cause, (says, few, numbers, copy.scheme), after)
+        yield explanation(copy, cause, (says, few, numbers, copy.scheme), after, factor.size)
         return
 
 
@@ -195,7 +195,7 @@ def _moved(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]")
 # --- minima ---------------------------------------------------------------------------------------
 
 
-def minima(copy: Copy) -> Iterator[Explanation]:
+def minima(copy: Copy) -> Iterator[Finding]:
     """Find what is added to each group's values wrong: another sign, lost, or scales exchanged."""
     factor, offset = affine(copy)
     if not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
@@ -211,13 +211,14 @@ def minima(copy: Copy) -> Iterator[Explanation]:
             continue
         says = _of_minima(copy, k, h)
         if says:
-            found = copy.explained("quant_min", (f"{copy.whose} {says}", copy.scheme), y, lattice)
+            said = f"{copy.whose} {says}", copy.scheme
+            found = copy.explained("quant_min", said, y, lattice, 2 * factor.size)
             if found is not None:
                 yield found
         return
 
 
-def above_minima(copy: Copy) -> Iterator[Explanation]:
+def above_minima(copy: Copy) -> Iterator[Finding]:
     """Find scales that are wrong where minima are right: a factor on what stands above each."""
     low = np.nanmin(cells(copy, copy.lattice.low), axis=1)
     if not low.any() or not np.isfinite(low).all():
@@ -239,7 +240,7 @@ def above_minima(copy: Copy) -> Iterator[Explanation]:
         f"{copy.whose} scales are wrong, their minima right: {relation or 'other ones stand there'}"
     )
     numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
-    yield explanation(copy, "quant_scale", (says, numbers, copy.scheme), after)
+    yield explanation(copy, "quant_scale", (says, numbers, copy.scheme), after, factor.size)
 
 
 def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
@@ -272,7 +273,7 @@ def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
 # --- groups of inputs -----------------------------------------------------------------------------
 
 
-def columns(copy: Copy) -> Iterator[Explanation]:
+def columns(copy: Copy) -> Iterator[Finding]:
     """Find inputs that have another group's scale: an order of activation that was ignored."""
     rows, count = copy.y.shape
     wide = copy.grouping.columns
@@ -294,7 +295,7 @@ def columns(copy: Copy) -> Iterator[Explanation]:
         "group_index",
         (f"{copy.whose} inputs have the scales of other groups: g_idx was ignored",
          f"{int((best != own).sum())} of {count} inputs"),
-        copy.y * ratio, scaled(copy.lattice, ratio),
+        copy.y * ratio, scaled(copy.lattice, ratio), count,
     )  # fmt: skip
     if found is not None:
         yield found

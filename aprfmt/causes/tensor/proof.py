@@ -1,4 +1,4 @@
-"""Whether values prove a guess about a pair of tensors, or are so few that any of many would fit.
+"""What was done to show a guess about a pair of tensors, and the finding that it makes.
 
 The numbers of a guess are found on one half of the values and judged on the other. Dozens of
 guesses are tried on a pair, and a value says only as much as it has digits: whole numbers, flags
@@ -6,30 +6,91 @@ and single numbers are often a factor, an order or a function of each other by c
 """
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Guess
+from aprfmt.causes import CAUSES
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import wide
+from aprfmt.measure.proofs import BITS, Proof
+from aprfmt.measure.verdicts import Verdict
 
-HALVES = 2  # one half of the values gives the numbers of a guess, the other half judges them
-BITS = 32  # that agree; a table of 2**6 guesses then fits by chance once in 2**26 pairs
+if TYPE_CHECKING:
+    from aprfmt.causes.tensor.differing_pair import Unequal
+    from aprfmt.causes.tensor.guess import Guess
+
+EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
 FEW = 1 << 12  # values from which bits need not be counted: each has one
+BYTE = 256  # values of a byte
 
 
-def proves(case: Unequal, guess: Guess, spoken: int) -> bool:
-    """Return whether the `spoken` values that differed as stored are enough to judge a guess."""
-    if spoken < HALVES * guess.free:
-        return False
-    judging = spoken - guess.free
-    if judging >= FEW:
-        return True
-    every = np.arange(case.a.rows) if guess.rows is None else guess.rows
-    values = wide(guess.right(every[:FEW])).reshape(-1)
-    most = -math.log2(guess.slack) if 0 < guess.slack < 1 else math.inf
-    usual = float(np.minimum(significant_bits(values), most).mean()) if values.size else 0.0
-    return judging * usual >= BITS
+def make_finding(
+    cause: str,
+    where: Sequence[str],
+    evidence: Sequence[str],
+    before: float | None,
+    after: float | None,
+    proof: Proof | None,
+    *,
+    confirmed: bool = True,
+) -> Finding:
+    """Return why two tensors differ, a hypothesis's answer.
+
+    `evidence` are sentences, the general one first. `before` and `after` are the distances as
+    stored and with the defect removed. `confirmed` says that nothing else is looked for.
+    """
+    verdict = verdict_of(cause, () if after is None else (after,))
+    return Finding(
+        cause, evidence[0], "tensor", verdict, tuple(where), confirmed, residual_before=before,
+        residual_after=after, of="stored values", proof=proof, evidence=tuple(evidence),
+    )  # fmt: skip
+
+
+def verdict_of(cause: str, after: Sequence[float]) -> Verdict:
+    """Return a cause's verdict; an equal function with roundings of its own is precision."""
+    if cause not in CAUSES:
+        return "bug"  # a cause that another package's hypothesis names, and no row describes
+    verdict = CAUSES[cause].verdict
+    return "precision" if verdict == "same" and max(after, default=0.0) > EXACT else verdict
+
+
+def prove_guess(case: "Unequal", guess: "Guess", count: int, share: float) -> Proof:
+    """Return what a guess shows that gives `share` of the `count` values that differed."""
+    if guess.constant:
+        return Proof(count, share, 0, math.inf)
+    rows = np.arange(case.a.rows) if guess.rows is None else guess.rows
+    enough = count - guess.free >= FEW
+    bits = BITS / FEW if enough else _usual_bits(guess.right(rows[:FEW]), guess.slack)
+    return Proof(count, share, guess.free, bits)
+
+
+def prove_values(values: Any, count: int, free: int, slack: float, share: float = 1.0) -> Proof:
+    """Return what a change shows that gives values like these, within `slack` or to the bit."""
+    return Proof(count, share, free, _usual_bits(values, slack))
+
+
+def prove_bytes(data: bytes, count: int, free: int, share: float = 1.0) -> Proof:
+    """Return what a change shows that gives `count` bytes to the bit; `data` are some of them."""
+    return Proof(count, share, free, math.log2(min(BYTE, max(1, len(set(data))))))
+
+
+def made_on(count: float, share: float = 1.0) -> Proof:
+    """Return the proof of a change that was found on the items it was made on: none judge it."""
+    return Proof(count, share, count, 0.0)
+
+
+def within_accused(count: float, share: float = 1.0) -> Proof:
+    """Return the proof of a change that holds within steps of the accused side's own."""
+    return Proof(count, share, 0, math.inf, accused=True)
+
+
+def _usual_bits(values: Any, slack: float) -> float:
+    """Return how many digits values have on average, none finer than `slack`."""
+    flat = wide(values).reshape(-1)
+    most = -math.log2(slack) if 0 < slack < 1 else math.inf
+    return float(np.minimum(significant_bits(flat), most).mean()) if flat.size else 0.0
 
 
 def significant_bits(values: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ room for it turns the lowest into the highest, or the reverse. That may touch fe
 asked before damage; but all places with the value must have changed, and nothing else.
 """
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ import numpy as np
 
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import PairHypothesis
-from aprfmt.measure.records import Explanation
+from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import Proof
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import LazyTensor
@@ -24,7 +27,7 @@ _ZEROS = (".qzeros", ".weight_zero_point")
 _WHOLE_BYTES = (2, 4, 8)  # bits of codes that no byte's end cuts
 
 
-def zero_points_recoded(case: Unequal) -> Iterator[Explanation]:
+def zero_points_recoded(case: Unequal) -> Iterator[Finding]:
     """Ask whether one value of the zero points became another everywhere, and all else is equal."""
     a, b = case.a.side, case.b.side
     packed = b.stored[0].packed if len(b.stored) == 1 and len(a.stored) == 1 else None
@@ -52,16 +55,9 @@ def zero_points_recoded(case: Unequal) -> Iterator[Explanation]:
     if wraps:
         says.append(f"{codes.bits} bits have no room for one more or one less, which wraps round")
     says.append(f"in all {count} of {x.size} places with {old[0]}; all other bytes are equal")
-    yield Explanation(
-        "zero_point",
-        (case.key,),
-        tuple(says),
-        case.before.relative,
-        0.0,
-        True,
-        None if count > 1 else "explained",
-        None if count > 1 else 1.0,
-    )
+    # One place gives the two numbers of the rule; from the second on each place judges it.
+    proof = Proof(count, 1.0, 1, math.inf)
+    yield make_finding("zero_point", (case.key,), says, case.before.relative, 0.0, proof)
 
 
 def _equal(a: "LazyTensor", b: "LazyTensor") -> bool:

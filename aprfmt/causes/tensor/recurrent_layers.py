@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Explanation, Guess, PairHypothesis
+from aprfmt.causes.tensor.guess import Finding, Guess, PairHypothesis
+from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ TILED: Mapping[str, Tiled] = {
 KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
-def initial(case: Unequal) -> Iterator[Explanation]:
+def initial(case: Unequal) -> Iterator[Finding]:
     """Find rates that stand as training begins: log(1), log(2), ... (Mamba's A_log)."""
     if case.role != "ssm_a.weight" or case.numbers is not None or case.a.rows != case.b.rows:
         return
@@ -52,9 +53,10 @@ def initial(case: Unequal) -> Iterator[Explanation]:
         values = side.take(np.arange(side.rows)).reshape(-1)
         if len(values) > 2 and np.allclose(values, np.log(np.arange(1, len(values) + 1)), 1e-2):
             text = f"{label} holds log(1), log(2), ...: what training begins with, never filled"
-            yield Explanation(
-                "stale_tensor", (case.key,), (text,), case.before.relative, None, False
-            )
+            yield make_finding(
+                "stale_tensor", (case.key,), (text,), case.before.relative, None, None,
+                confirmed=False,
+            )  # fmt: skip
             return
 
 

@@ -11,10 +11,11 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
+from aprfmt.causes.tensor.proof import made_on, make_finding
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.measure.byte_ranges import told
 from aprfmt.measure.encoding_noise import noise
-from aprfmt.measure.records import Explanation
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.row_reader import Reader
 from aprfmt.tensors.runs import RunBytes
 from aprfmt.tensors.view import View
@@ -173,7 +174,7 @@ def swapped(side: Reader, whole: bool) -> Take:
 # --- damaged bits ---------------------------------------------------------------------------
 
 
-def bit_rot(case: Unequal) -> Iterator[Explanation]:
+def bit_rot(case: Unequal) -> Iterator[Finding]:
     """Ask for a few damaged bits, or one run of lost bytes, all else being equal."""
     a, b = case.a, case.b
     if a.encoding == b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
@@ -186,7 +187,7 @@ def bit_rot(case: Unequal) -> Iterator[Explanation]:
         yield found
 
 
-def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Explanation | None:
+def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Finding | None:
     """Compare the streams; None where more than FEW_BYTES differ, unless they are one lost run."""
     first = last = -1
     places: list[int] = []
@@ -302,19 +303,15 @@ def _zeros(data: RunBytes, start: int, stop: int) -> bool:
 
 def _damage(
     case: Unequal, text: str, more: tuple[str, ...], confirmed: bool, named: bool = False
-) -> Explanation:
+) -> Finding:
     """Return the finding of damage; `named`: what happened is known, and is said first."""
     general = "all other bytes are equal: damage or an edit, no transformation"
     first = (text, "all other bytes are equal") if named else (general, text)
-    return Explanation(
-        "bit_rot",
-        (case.key,),
-        (*first, *more),
-        case.before.relative,
-        0.0,
-        confirmed,
-        "explained" if confirmed else "located",
-    )
+    proof = made_on(case.before.changed) if confirmed else None
+    return make_finding(
+        "bit_rot", (case.key,), (*first, *more), case.before.relative, 0.0, proof,
+        confirmed=confirmed,
+    )  # fmt: skip
 
 
 def _element(case: Unequal, at: int) -> tuple[int, ...]:
@@ -387,7 +384,7 @@ def _locate(side: Reader, at: int) -> tuple[str, int]:
     return tensor.info.name, tensor.info.offset + inside
 
 
-def _patterns_apart(case: Unequal) -> Explanation | None:
+def _patterns_apart(case: Unequal) -> Finding | None:
     """As `_bytes_apart` for values stored in two types: all equal but single bits of float32."""
     a, b = case.a, case.b
     if case.before.changed > FEW_BITS or not case.before.changed:

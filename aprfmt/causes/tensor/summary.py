@@ -4,13 +4,11 @@ from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes import CAUSES
+from aprfmt.causes.tensor.proof import verdict_of
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import named
-from aprfmt.measure.records import EQUAL, Explanation, TensorDiff
-from aprfmt.measure.verdicts import CERTAINTIES, Certainty, Verdict
-
-EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
+from aprfmt.measure.proofs import MOST, Proof
+from aprfmt.measure.records import EQUAL, TensorDiff
 
 
 def findings(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
@@ -18,14 +16,14 @@ def findings(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
     groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
     for tensor in tensors:
         found = tensor.explanation
-        if isinstance(found, Explanation):
+        if found is not None:
             groups.setdefault(_same(found), []).append(tensor)
     equal = {tensor.key for tensor in tensors if tensor.verdict in EQUAL}
     made = [_finding(*key, rows, equal) for key, rows in groups.items()]
     return tuple(sorted(made, key=lambda row: (not row.confirmed, -len(row.keys))))
 
 
-def _same(found: Explanation) -> tuple[str, str, bool]:
+def _same(found: Finding) -> tuple[str, str, bool]:
     """Return the key that explanations of one finding share."""
     if found.cause == "layer_order":
         return found.cause, "", found.confirmed
@@ -40,14 +38,13 @@ def _same(found: Explanation) -> tuple[str, str, bool]:
 def _finding(
     cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff], equal: Set[str]
 ) -> Finding:
-    reached, share = _certainty(rows)
     if cause == "layer_order":
         says, detail = _layers(rows, equal), ""
     else:
         says, detail = f"{named(row.key for row in rows)} - {text}", _detail(rows)
     made = Finding(
-        cause, says, "tensor", "bug", (), confirmed, of="stored values", reached=reached,
-        share=share, detail=detail,
+        cause, says, "tensor", "bug", (), confirmed, of="stored values", proof=_proof(rows),
+        detail=detail,
     )  # fmt: skip
     return measured(made, rows)
 
@@ -63,20 +60,12 @@ def measured(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
         if row.stats is not None and row.stats.nonfinite is not None
     }
     return replace(
-        finding, verdict=_verdict(finding.cause, after), keys=tuple(row.key for row in rows),
+        finding, verdict=verdict_of(finding.cause, after), keys=tuple(row.key for row in rows),
         where=tuple(dict.fromkeys(key for row in made for key in row.where)),
         residual_before=max(before, default=None), residual_after=max(after, default=None),
         values={"evidence": [list(row.evidence) for row in made[:8]]}
         | ({"nonfinite": odd} if odd else {}),
     )  # fmt: skip
-
-
-def _verdict(cause: str, after: Sequence[float]) -> Verdict:
-    """Return a cause's verdict; an equal function with roundings of its own is precision."""
-    if cause not in CAUSES:
-        return "bug"  # a cause that another package's hypothesis names, and no row describes
-    verdict = CAUSES[cause].verdict
-    return "precision" if verdict == "same" and max(after, default=0.0) > EXACT else verdict
 
 
 def _detail(rows: Sequence[TensorDiff]) -> str:
@@ -86,16 +75,20 @@ def _detail(rows: Sequence[TensorDiff]) -> str:
     return "".join(more if len(rows) == 1 else (f"{rows[0].key}: {text}" for text in more))
 
 
-def _certainty(rows: Sequence[TensorDiff]) -> tuple[Certainty, float | None]:
-    """Return what holds for all of these tensors, and the share of their values it gives."""
+def _proof(rows: Sequence[TensorDiff]) -> Proof | None:
+    """Return what holds for all of these tensors, with the share of their values that comes out.
+
+    None where one of them is located only. What judges the least judged of them judges all.
+    """
     found = [row.explanation for row in rows if row.explanation is not None]
-    least = min((one.certainty for one in found), key=list(CERTAINTIES).index)
-    if least == "located":
-        return least, None
+    proofs = [one.proof for one in found if one.proof is not None and one.proof.share >= MOST]
+    if len(proofs) < len(found):
+        return None
     sizes = [1 if row.stats is None else row.stats.count for row in rows if row.explanation]
-    shares = [1.0 if one.share is None else one.share for one in found]
-    given = sum(size * share for size, share in zip(sizes, shares, strict=True))
-    return least, given / max(1, sum(sizes))
+    given = sum(size * one.share for size, one in zip(sizes, proofs, strict=True))
+    least = min(proofs, key=lambda one: (one.judged, not one.accused))
+    accused = any(one.accused for one in proofs)
+    return replace(least, share=given / max(1, sum(sizes)), accused=accused)
 
 
 def _layers(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
@@ -106,7 +99,7 @@ def _layers(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
     copied: dict[tuple[str, int], int] = {}  # side and layer -> the layer it is a copy of
     moved: dict[int, dict[int, int]] = {}  # layer -> other layer -> tensors
     for row in rows:
-        assert isinstance(row.explanation, Explanation)
+        assert row.explanation is not None
         (layer, _), (there, _) = map(split_key, row.explanation.where)
         if layer is not None and there is not None:
             counts = moved.setdefault(layer, {})

@@ -7,7 +7,8 @@ only if one order makes every tensor of the group equal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +18,11 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.errors import AprfmtError
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
@@ -115,16 +118,13 @@ SYMMETRIES: tuple[Symmetry, ...] = (
 )  # fmt: skip
 
 
-def with_symmetries(
-    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
-) -> list[TensorDiff]:
-    """Return the records; groups that moved together get the symmetry as explanation."""
-    made = list(rows)
-    places = {row.key: i for i, row in enumerate(made)}
-    by_key = {pair.key: pair for pair in pairs}
+def moved_layers(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield the layers in which a tensor alone looks misordered, once for each symmetry."""
     suspects = {
         (layer, role)
-        for row in made
+        for row in rows.values()
         if row.explanation is not None and row.explanation.cause in _ALONE
         for layer, role in [split_key(row.key)]
         if layer is not None
@@ -132,20 +132,16 @@ def with_symmetries(
     for symmetry in SYMMETRIES:
         roles = [*sum(symmetry.rows.values(), ()), *sum(symmetry.columns.values(), ())]
         for layer in sorted({layer for layer, role in suspects if role in roles}):
-            try:
-                found = _of_layer(context, by_key, symmetry, layer)
-            except AprfmtError:
-                continue  # the record already says that a tensor cannot be read
-            for key, explanation in found.items():
-                row = made[places[key]]
-                if row.verdict == "DIFFERENT":
-                    made[places[key]] = replace(row, explanation=explanation, cause=symmetry.cause)
-    return made
+            yield partial(_of_layer, context, pairs, rows, symmetry, layer)
 
 
 def _of_layer(
-    context: PairContext, pairs: Mapping[str, TensorPair], symmetry: Symmetry, layer: int
-) -> dict[str, Explanation]:
+    context: PairContext,
+    pairs: Mapping[str, TensorPair],
+    rows: Mapping[str, TensorDiff],
+    symmetry: Symmetry,
+    layer: int,
+) -> dict[str, Finding]:
     """Return the explanations of a layer's tensors; {} unless all of them moved together."""
     start = f"L{layer}."
     here = {key.removeprefix(start): pair for key, pair in pairs.items() if key.startswith(start)}
@@ -181,7 +177,7 @@ def _of_layer(
         if explanation is None:
             return {}
         found[case.key] = explanation
-    return found
+    return {key: one for key, one in found.items() if rows[key].verdict == "DIFFERENT"}
 
 
 def _members(symmetry: Symmetry, here: Mapping[str, TensorPair]) -> Iterator[tuple[str, str, int]]:
@@ -254,7 +250,7 @@ def _fit_together(orders: "Mapping[str, Array]") -> bool:
 
 def _equal(
     case: Unequal, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
-) -> Explanation | None:
+) -> Finding | None:
     """Return the explanation if the order makes the whole tensor equal."""
     b = case.b
 
@@ -270,7 +266,18 @@ def _equal(
     moved = np.flatnonzero(order != np.arange(len(order)))
     shown = ", ".join(f"{unit} {i} of A is {int(order[i])} of B" for i in moved[:3].tolist())
     more = f"{len(moved)} of {len(order)} {unit}s moved" + (f": {shown}" if shown else "")
-    return Explanation(
+    sample = b.take(np.arange(min(b.rows, FEW)))
+    return make_finding(
         symmetry.cause, (case.key,), (symmetry.says, more), case.before.relative,
-        after.relative, True,
+        after.relative, prove_values(sample, after.count, len(order), slack),
     )  # fmt: skip
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        tuple(symmetry.cause for symmetry in SYMMETRIES),
+        moved_layers,
+        410,
+        "one order of whole units, before rows that stand anywhere",
+    ),
+)

@@ -1,18 +1,21 @@
 """Rows behind the vocabulary: an embedding and a head that one side pads to a round number."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import wide
-from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import Reader
 from aprfmt.tensors import norms
 from aprfmt.tensors.view import View
@@ -34,31 +37,29 @@ ROLES = ("token_embd.weight", "output.weight", "output.bias")
 STEP = 1 << 20  # values compared at a time
 
 
-def with_padding(
-    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
-) -> list[TensorDiff]:
-    """Return the records; a padded embedding and head get that as explanation, or neither does."""
-    made = {row.key: row for row in rows}
-    found: dict[str, Explanation] = {}
-    chosen = [pair for pair in pairs if pair.key in ROLES and pair.a and pair.b
-              and made[pair.key].verdict == "SHAPE_DIFFERS"]  # fmt: skip
+def tables(
+    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
+) -> Iterator[Group]:
+    """Yield the embedding and the head of other shapes: both are padded, or neither is."""
+    chosen = [pairs[key] for key in ROLES if key in pairs and rows[key].verdict == "SHAPE_DIFFERS"]
+    yield partial(_both_padded, context, [pair for pair in chosen if pair.a and pair.b])
+
+
+def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str, Finding]:
+    found: dict[str, Finding] = {}
     for pair in chosen:
         assert pair.a is not None and pair.b is not None
         try:
             explanation = _padded(context, pair.key, pair.a, pair.b)
-        except AprfmtError:
-            return list(rows)
         finally:
             pair.drop()
         if explanation is None:
-            return list(rows)
+            return {}
         found[pair.key] = explanation
-    for key, explanation in found.items():
-        made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
-    return [made[row.key] for row in rows]
+    return found
 
 
-def _padded(context: PairContext, key: str, a: View, b: View) -> Explanation | None:
+def _padded(context: PairContext, key: str, a: View, b: View) -> Finding | None:
     """Compare the rows that both have; None if they differ, or if ids reach the others."""
     first, second = Reader(a), Reader(b)
     if first.columns != second.columns or first.rows == second.rows:
@@ -83,7 +84,9 @@ def _padded(context: PairContext, key: str, a: View, b: View) -> Explanation | N
     says = f"{label} has {more} more rows behind the {few} that both have and that are equal"
     ids = f"the tokenizer has {max(known)} ids" if known else "neither side has a tokenizer"
     line = f"{ids}; the rows behind are {_filled(large, few)}"
-    return Explanation("padded_vocabulary", (key,), (says, line), None, worst, True)
+    both = first.take(np.arange(min(few, FEW)))
+    proof = prove_values(both, few * first.columns, 0, slack)
+    return make_finding("padded_vocabulary", (key,), (says, line), None, worst, proof)
 
 
 def _pieces(model: "Model") -> int | None:
@@ -104,3 +107,10 @@ def _filled(side: Reader, start: int) -> str:
     if bool((values == values[0]).all()):
         return "one row again and again"
     return "of their own values, which make logits of ids that stand for nothing"
+
+
+HYPOTHESES = (
+    JointHypothesis(
+        ("padded_vocabulary",), tables, 440, "rows of tables alone, whatever explains the layers"
+    ),
+)

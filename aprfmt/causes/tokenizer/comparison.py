@@ -5,13 +5,13 @@ settings are listed part by part; then probe texts are encoded and conversations
 sides, and with one part of B at a time in A's place. `diff` and `diagnose` print what this says.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer import pre_tokenizer, special_ids, vocabulary_lists
-from aprfmt.causes.tokenizer.counts import counts
 from aprfmt.causes.tokenizer.effect import ENGINE, Bench, Effect, SideLabel, effects, split_effect
 from aprfmt.causes.tokenizer.file_places import EXCHANGED
 from aprfmt.causes.tokenizer.part_exchange import TokenizerParts, parts_of, without_merges
@@ -27,6 +27,7 @@ from aprfmt.tokenizer.isolated import engine_of_text
 from aprfmt.tokenizer.keys import CONTROL
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import Stated, stated
+from aprfmt.tokenizer.vocabulary import Vocabulary
 
 CAUSE_ROWS = (
     Cause(
@@ -355,3 +356,33 @@ def _joined(report: TokensReport, own: TokensReport) -> TokensReport:
         (*report.findings, finding), report.notes, report.remarks, report.checked,
         report.not_checked,
     )  # fmt: skip
+
+
+def counts(a: Vocabulary, b: Vocabulary) -> Mapping[str, int]:
+    """Return what differs of two vocabularies by number; only what is not zero.
+
+    Tokens are compared id by id, those behind the shorter list are on one side only. A merge counts
+    as moved where it has to change its place to bring the merges of both sides into one order.
+    """
+    mine, theirs = list(a.merges or ()), list(b.merges or ())
+    left, right = {*mine}, {*theirs}
+    rank = {merge: i for i, merge in enumerate(mine)}
+    common = [rank[merge] for merge in dict.fromkeys(theirs) if merge in left]
+    found = {
+        "tokens_changed": sum(x != y for x, y in zip(a.tokens, b.tokens, strict=False)),
+        "tokens_only_in_a": max(0, len(a.tokens) - len(b.tokens)),
+        "tokens_only_in_b": max(0, len(b.tokens) - len(a.tokens)),
+        "merges_only_in_a": len(left - right),
+        "merges_only_in_b": len(right - left),
+        "merges_moved": len(common) - _longest_rising(common),
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def _longest_rising(values: Sequence[int]) -> int:
+    """Return how many of some distinct numbers rise in their order, at most."""
+    ends: list[int] = []
+    for value in values:
+        at = bisect_left(ends, value)
+        ends[at : at + 1] = [value]
+    return len(ends)

@@ -1,6 +1,7 @@
 """Gates that read the file and run nothing: the tensor contract, and plausible metadata."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from aprfmt.base.outcome import Check, check, not_run
@@ -9,7 +10,8 @@ from aprfmt.checks import bounds
 from aprfmt.checks.check_runner import repeat_result
 from aprfmt.checks.file.architecture_checks import find_disagreements
 from aprfmt.checks.gates.model_under_test import ModelUnderTest
-from aprfmt.checks.records import Measure, Result, list_names
+from aprfmt.checks.records import Measure, NotRun, Result, list_names
+from aprfmt.checks.table import SECOND_READER
 from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -41,6 +43,17 @@ def check_tensor_contract(subject: ModelUnderTest) -> Result:
             "accepted": list(found.accepted),
         },
     )
+
+
+def check_official_library(subject: ModelUnderTest) -> Result:
+    """Have the format's official library read every file, and hold each tensor against ours."""
+    checks = list(
+        repeat_result(subject, "second_reader", "library-agrees", strict=subject.request.strict)
+    )
+    if not checks:
+        raise NotRun(f"there is no official library of the format {subject.model.format} to ask")
+    reading = subject.kept.get(SECOND_READER)
+    return Result(checks=checks, details={} if reading is None else asdict(reading))
 
 
 def _head(model: Model) -> Check:

@@ -333,6 +333,8 @@ def describe_value(value: Any) -> str:
         return shorten(str(value), 200)
     if isinstance(value, PickledObject):
         return f"an object of {shorten(str(value.kind), 200)}"
+    if isinstance(value, PickledDict):
+        return "a dict"
     return f"a {type(value).__name__}"
 
 

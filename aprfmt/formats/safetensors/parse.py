@@ -36,7 +36,8 @@ _BLANKS = (b" ", b"\t", b"\n", b"\r")  # JSON allows them before the brace, the 
 class ParsedSafe(Structure):
     """The structure of one file; `infos` in the header's own order, offsets absolute.
 
-    `header_size` counts the JSON with its padding, `end` is where the last tensor ends.
+    `header_size` counts the JSON with its padding, `end` is where the last tensor ends. `stored`
+    are the tensors as the header has them, where some are carried as bytes; else it is empty.
     """
 
     where: str
@@ -49,6 +50,7 @@ class ParsedSafe(Structure):
     notes: list[Note] = field(default_factory=list)
     end: int = 0
     carried: Mapping[str, str] = field(default_factory=dict)  # name -> that of its bytes
+    stored: Mapping[str, TensorInfo] = field(default_factory=dict)
 
     @property
     def data_offset(self) -> int:
@@ -232,6 +234,7 @@ def _join(parsed: ParsedSafe) -> None:
     )
     parsed.notes += notes
     names = dict(zip(stored, parsed.infos, strict=True))
+    parsed.stored = stored
     parsed.carried = {name: at for at, name in names.items() if name != at}
     parsed.faults.rename(names)
 

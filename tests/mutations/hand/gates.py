@@ -89,13 +89,13 @@ ROWS: tuple[Row, ...] = (
         "the shortest of two whole tokens wins",
     ),
     Row(
-        "template-environment", "aprfmt/tokenizer/child.py",
+        "template-environment", "aprfmt/base/child_process.py",
         'environment={}, stderr',
         'stderr',
         "a template's process sees the environment",
     ),
     Row(
-        "template-memory", "aprfmt/tokenizer/render_child.py",
+        "template-memory", "aprfmt/base/resource_limits.py",
         "        (resource.RLIMIT_AS, memory),\n",
         "",
         "a template's memory has no bound",

@@ -1,0 +1,101 @@
+"""The pairs of an adapter as they train: factors in their own names beside the base's weights."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.adapters.placing import related, stored_name
+from aprfmt.adapters.reading import Adapter, Stored, factors
+from aprfmt.arch.binding import bind_names
+from aprfmt.arch.element_moves import to_logical
+from aprfmt.errors import ArchError, UnsupportedError
+from aprfmt.inference.gradients.adapter_pairs import AdapterPair
+from aprfmt.model import Model
+
+if TYPE_CHECKING:
+    from aprfmt.arch.binding import BoundGroup
+
+Rows = Mapping[str, "np.ndarray[Any, np.dtype[np.int64]]"]
+
+
+def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
+    """Return every pair with the rows of `b` that each role of its weight has.
+
+    Of joined projections (qkv_proj) several roles have a part each. Raises UnsupportedError for a
+    pair that changes no single matrix by a product: DoRA, embeddings, stacked experts; and for
+    whole trained tensors (modules_to_save).
+    """
+    found, _ = related(adapter, base)
+    if found.whole:
+        name = next(iter(found.whole))
+        raise UnsupportedError(
+            f"{adapter.path}: {name} is a whole trained tensor (modules_to_save); gradients beside "
+            "one are not computed: merge it into the base"
+        )
+    return [_trained(found, module, pair, base) for module, pair in found.pairs.items()]
+
+
+def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> AdapterPair:
+    what = (
+        "a pair for an embedding" if pair.embedding
+        else "a pair for a single parameter" if pair.parameters
+        else "a pair with DoRA's lengths" if "magnitude" in pair.parts
+        else ""
+    )  # fmt: skip
+    if what:
+        raise UnsupportedError(
+            f"{adapter.path}: {module} is {what}; gradients are computed of LoRA pairs at linear "
+            "layers"
+        )
+    a, b = factors(pair)
+    name = stored_name(adapter, module, base)
+    group = _group(adapter, name, base)
+    shape = (a.shape[1], b.shape[0]) if adapter.turned else (b.shape[0], a.shape[1])
+    places = np.arange(shape[0] * shape[1]).reshape(shape)
+    parts = to_logical(group.binding.steps, [places], base.hyper)
+    rows = {
+        role: _rows(adapter, name, part, shape)
+        for role, part in zip(group.roles, parts, strict=True)
+    }
+    key = group.roles[0] if len(group.roles) == 1 else name
+    names = {f"{key}.lora_{which}": pair.parts[which].names[0] for which in ("a", "b")}
+    return AdapterPair(names, a, b, pair.scale, rows)
+
+
+def _group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
+    """Return the roles of a weight by the adapter's spelling of its name."""
+    style = "gguf" if adapter.spelling == "gguf" else "hf"
+    try:
+        groups: Sequence[BoundGroup] = bind_names(base.spec, style, [name]).groups
+    except ArchError:
+        groups = ()
+    if len(groups) != 1 or len(groups[0].stored) != 1:
+        raise UnsupportedError(
+            f"{adapter.path}: {name} is no weight of its own of {base.spec.name}; gradients are "
+            "computed of LoRA pairs at linear layers"
+        )
+    return groups[0]
+
+
+def _rows(
+    adapter: Adapter, name: str, places: Any, shape: tuple[int, ...]
+) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Return which output of the module each row of a role is.
+
+    `places` [out, in] numbers the elements of the stored weight in the role's layout. Raises
+    UnsupportedError where the columns are in another order too.
+    """
+    columns = np.arange(places.shape[-1])
+    if adapter.turned:
+        rows = places[:, 0] % shape[1]
+        expected = columns[None, :] * shape[1] + rows[:, None]
+    else:
+        rows = places[:, 0] // shape[1]
+        expected = rows[:, None] * shape[1] + columns[None, :]
+    if places.ndim != 2 or not np.array_equal(places, expected):
+        raise UnsupportedError(
+            f"{adapter.path}: {name} is laid out in more than an order of rows; its gradients are "
+            "not computed"
+        )
+    return np.ascontiguousarray(rows)

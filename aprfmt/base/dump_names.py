@@ -1,0 +1,126 @@
+"""What the path of a dumped array says: its name, the rank and the step that it is of.
+
+Engines write a folder for each rank, a file for each pass, or tags in a file's name:
+
+- `TP0_PP1_Rank2_pid77/Pass00003.pt`: SGLang's `--debug-tensor-dump-output-folder`
+  (sglang/srt/debug_utils/tensor_dump_forward_hook.py), a dict by module in each file.
+- `step=0___rank=1___dump_index=7___name=q___layer_id=3.pt`: SGLang's dumper
+  (sglang/srt/debug_utils/dumper.py), `{"value": tensor, "meta": {...}}` in each file.
+- `rank1/Pass3.pt`, `tp_rank=1/...`, `TP0-PP1/...`, `model-rank-0-part-0.safetensors`: vLLM's
+  dumps by rank and its sharded states, TensorRT-LLM's folders, and scripts of people.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+# Words for an axis along which work is divided -> the axis.
+AXES: Mapping[str, str] = {
+    "tp": "tp",
+    "attn_tp": "tp",
+    "moe_tp": "tp",
+    "pp": "pp",
+    "ep": "ep",
+    "moe_ep": "ep",
+    "dp": "dp",
+    "attn_dp": "dp",
+    "moe_dp": "dp",
+    "cp": "cp",
+    "attn_cp": "cp",
+    "sp": "sp",
+    "rank": "rank",
+    "world": "rank",
+    "global": "rank",
+}
+RANK = "rank"  # the axis of a number that says no more than which process it was
+STEP_TAGS = ("step", "forward_pass_id")
+# Tags of SGLang's dumper that say nothing of what an array is.
+_EMPTY_TAGS = ("dump_index", "recompute_status", "local_rank", "part")
+_WORD = "|".join(sorted((word for word in AXES if word != RANK), key=len, reverse=True))
+# `TP0`, `tp_rank_1`, `rank-2`: the axis, or the word rank, or both, and a number.
+_RANK = rf"(?:(?P<axis>{_WORD})[_-]?(?:rank[_=-]?)?|rank[_=-]?)(?P<rank>\d{{1,5}})"
+_FIRST = re.compile(rf"{_RANK}(?=$|[_.,-])[_.,-]*", re.IGNORECASE)
+_LAST = re.compile(rf"(?:^|[_.,-]){_RANK}(?:[_-]part[_-]?\d{{1,5}})?$", re.IGNORECASE)
+_PROCESS = re.compile(r"pid\d{1,10}$")
+_STEP = re.compile(r"(?:Pass[_-]?|step[_=-]?|F)(\d{1,9})(?=$|[_.-])[_.-]*")
+_PREFIX = "non_intrusive__"  # of SGLang's dumper for outputs of modules
+
+
+@dataclass(frozen=True)
+class DumpPlace:
+    """Where a dumped array belongs. `ranks` are by axis; `name` is "" where the path has none."""
+
+    name: str
+    ranks: Mapping[str, int]
+    step: int | None = None
+    layer: int | None = None
+
+
+def place_of(path: str) -> DumpPlace:
+    """Return what a file's path below the dump's folder says; `path` has no extension."""
+    ranks: dict[str, int] = {}
+    words: list[str] = []
+    step: int | None = None
+    layer: int | None = None
+    for part in path.split("/"):
+        if "=" in part:
+            for key, value in _tags(part):
+                if key in STEP_TAGS and value.isdigit():
+                    step = int(value)
+                elif key == "name":
+                    words.append(value)
+                elif key == "layer_id" and value.isdigit():
+                    layer = int(value)
+                elif (axis := axis_of(key)) and value.isdigit():
+                    ranks[axis] = int(value)
+                elif key not in _EMPTY_TAGS and not key.endswith("_size"):
+                    words.append(f"{key}={value}")
+            continue
+        rest = _without_ranks(part, ranks)
+        found = _STEP.match(rest)
+        if found is not None:
+            step, rest = int(found[1]), rest[found.end() :]
+        if rest and "/" in path and part is not path.split("/")[-1] and not ranks:
+            rest = ""  # a folder around the dump, such as the time it was taken
+        if rest:
+            words.append(rest)
+    return DumpPlace(named_in_layer(".".join(words), layer), ranks, step, layer)
+
+
+def axis_of(key: str) -> str:
+    """Return the axis that a key such as `tp_rank` or `moe_ep_rank` numbers, "" for another."""
+    word = key.lower().removesuffix("_rank").removesuffix("rank")
+    if not key.lower().endswith("rank"):
+        return ""
+    return AXES.get(word.rstrip("_") or RANK, "")
+
+
+def named_in_layer(name: str, layer: int | None) -> str:
+    """Return a name as a module's path: without what SGLang's dumper puts around it."""
+    name = name.removeprefix(_PREFIX)
+    name = re.sub(r"\.output(?=\.\d+$|$)", "", name)
+    name = re.sub(r"\.inputs\.(?:0|hidden_states)$", "#in", name)
+    if layer is None or re.search(r"(?:^|\.)layers\.\d", name) or not name:
+        return name
+    return f"layers.{layer}.{name}"
+
+
+def _tags(part: str) -> Iterator[tuple[str, str]]:
+    for tag in part.split("___"):
+        key, _, value = tag.partition("=")
+        yield key, value
+
+
+def _without_ranks(part: str, ranks: dict[str, int]) -> str:
+    """Return a part of a path without the ranks that it begins or ends with; they are noted."""
+    rest = part
+    while (found := _FIRST.match(rest)) is not None:
+        ranks[AXES[(found["axis"] or RANK).lower()]] = int(found["rank"])
+        rest = rest[found.end() :]
+    if rest != part and _PROCESS.match(rest):
+        return ""
+    found = _LAST.search(rest)
+    if found is not None and not rest[: found.start()].lower().endswith("lora"):
+        ranks[AXES[(found["axis"] or RANK).lower()]] = int(found["rank"])
+        rest = rest[: found.start()]
+    return rest

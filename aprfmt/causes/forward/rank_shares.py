@@ -1,0 +1,175 @@
+"""Hypotheses about ranks that hold another rank's share of a weight.
+
+In tensor parallelism a rank has some rows of q, k, v, gate and up, and some columns of the last
+product of a sublayer. A rank that loaded another one's share gives its columns in another's place,
+or multiplies its input by columns that belong to another's.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.product import numbers, product_of
+from aprfmt.causes.forward.shards import COUNTS, ROLES, role_of
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.distances import rel_l2
+
+CAUSE_ROWS = (
+    Cause(
+        "shard_order", "forward", "bug",
+        "A rank holds another rank's share of a weight: its columns stand in another's place.",
+        "Blocks of columns of a product are those of other blocks.",
+        "The product whose shares are taken in that order is equal.",
+    ),
+    Cause(
+        "ranks_differ", "forward", "bug",
+        "Ranks hold other values of what every rank computes alike: another weight, or a sum over "
+        "ranks that one of them did not get.",
+        "A norm's result or a sum after its all-reduce is not equal on all ranks.",
+        "None: the ranks' own values are compared with one another.",
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+# Products with a rank's share of rows -> the points they make, those of one sublayer together.
+SHARED: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "attention": (("attn_q", "q"), ("attn_k", "k"), ("attn_v", "v")),
+    "the MLP": (("ffn_gate", "ffn_gate"), ("ffn_up", "ffn_up")),
+}
+
+
+def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[int] | None:
+    """Return which of `mine`'s blocks of columns each of `theirs` is; None unless all are some.
+
+    Both are [tokens, width]. None too where every block is in its place, or blocks are equal.
+    """
+    if mine.shape[1] % count:
+        return None
+    ours, others = np.split(mine, count, 1), np.split(theirs, count, 1)
+    order = []
+    for other in others:
+        away = [rel_l2(other, one) for one in ours]
+        nearest = int(np.argmin(away))
+        if not away[nearest] <= bound or sum(one <= bound for one in away) > 1:
+            return None
+        order.append(nearest)
+    return None if order == list(range(count)) else order
+
+
+def says_order(order: Sequence[int]) -> str:
+    """Say which rank has whose share."""
+    moved = [f"rank {at} has that of rank {one}" for at, one in enumerate(order) if at != one]
+    return f"the shares of {len(order)} ranks in another order ({', '.join(moved)})"
+
+
+def share_order(case: Mismatch) -> Iterator[Change]:
+    """Find the order of the ranks' shares in a product: on even rows, judged on odd ones."""
+    found = product_of(case)
+    role = "" if found is None else role_of(found.key)
+    if found is None or len(found.x) < 2:
+        return
+    for name, group in SHARED.items():
+        if role in [one for one, _ in group]:
+            yield from _of_rows(case, name, group, role)
+    if role in ROLES:
+        yield from _of_columns(case, found, role)
+
+
+def _of_rows(
+    case: Mismatch, name: str, group: Sequence[tuple[str, str]], role: str
+) -> Iterator[Change]:
+    """Yield the order of the blocks of columns that products of one sublayer give."""
+    bound = 3 * case.view.tolerance
+    for count in COUNTS:
+        orders = {}
+        for other, point in group:
+            view = case.found.views.get(f"L{case.layer}.{point}")
+            if view is None or view.recorded is None or view.mine.shape != view.theirs.shape:
+                continue
+            mine, theirs = (x.reshape(len(x), -1) for x in (view.mine, view.theirs))
+            even = block_order(mine[::2], theirs[::2], count, bound)
+            if even is not None and even == block_order(mine[1::2], theirs[1::2], count, bound):
+                orders[other] = even
+        if role in orders:
+            same = tuple(one for one, order in orders.items() if order == orders[role])
+            yield _change(name, same, orders[role], _reordered(same, orders[role]))
+            return
+
+
+def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
+    """Yield the order in which shares of a summed product's columns meet those of its input."""
+    w = numbers(case.patched, found.key)
+    even = np.arange(len(found.x)) % 2 == 0
+    if w is None:
+        return
+    for count in COUNTS[:2]:
+        if w.shape[1] % count:
+            return
+        xs, ws = np.split(found.x, count, 1), np.split(w, count, 1)
+        parts = np.stack([x @ share.T for x in xs for share in ws]).astype(np.float64)
+        columns = parts[:, even].reshape(count * count, -1).T
+        if columns.shape[0] < columns.shape[1]:
+            return
+        wanted = found.bare[even].astype(np.float64).reshape(-1)
+        solved = np.round(np.linalg.lstsq(columns, wanted, rcond=None)[0]).reshape(count, count)
+        chosen = solved.argmax(1)
+        if not np.array_equal(solved, np.eye(count)[chosen]) or list(chosen) == list(range(count)):
+            continue
+        made = np.tensordot(solved.reshape(-1), parts, 1)
+        if rel_l2(made[~even], found.bare[~even]) <= 3 * case.view.tolerance:
+            order = [int(one) for one in chosen]
+            yield _change("the sum", (role,), order, _met(role, order))
+            return
+
+
+def _change(name: str, roles: Sequence[str], order: Sequence[int], make: Any) -> Change:
+    return Change(
+        "shard_order", f"{', '.join(roles)} of {name} has {says_order(order)}", tuple(roles), make,
+        {"order": list(order)},
+    )  # fmt: skip
+
+
+def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
+    """Return a maker: blocks of columns of these products stand in another order."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+            y = op(x, w, *rest)
+            if role_of(w.key) not in roles or y.shape[-1] % len(order):
+                return y
+            blocks = np.split(y, len(order), -1)
+            return np.concatenate([blocks[one] for one in order], -1)
+
+        return patched.with_op("linear", override, layers)
+
+    return make
+
+
+def _met(role: str, order: Sequence[int]) -> Any:
+    """Return a maker: each share of the input meets the columns of another rank."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+            if role_of(w.key) != role or x.shape[-1] % len(order):
+                return op(x, w, *rest)
+            blocks = np.split(x, len(order), -1)
+            place = [
+                blocks[list(order).index(one)] if one in order else np.zeros_like(blocks[0])
+                for one in range(len(order))
+            ]
+            return op(np.concatenate(place, -1), w, *rest)
+
+        return patched.with_op("linear", override, layers)
+
+    return make
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "shard_order", share_order, 114, "whole blocks of columns, before what ranks add up"
+    ),
+)

@@ -1,0 +1,1 @@
+"""Causes of a wrong training step: of its update, and of its gradients."""

@@ -1,0 +1,36 @@
+"""Adam without the correction of its moments, which makes its first steps too long or too short."""
+
+from collections.abc import Iterator
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.optimizers import Correction, Recipe, changed
+
+CAUSE_ROWS = (
+    Cause(
+        "bias_correction",
+        "update",
+        "bug",
+        "Adam's moments are not corrected for having begun at zero, or only one of them is.",
+        "The first steps have another size: with 0.9 and 0.999 the first is 3.16 times the rate.",
+        "The step made without the correction gives every weight.",
+    ),
+)
+_WORDS: dict[Correction, str] = {
+    "none": "neither moment is corrected for having begun at zero",
+    "first": "the first moment alone is corrected for having begun at zero, the second is not",
+    "second": "the second moment alone is corrected for having begun at zero, the first is not",
+}
+
+
+def uncorrected(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that a correction is missing."""
+    if "b1" not in recipe.row.settings or not recipe.row.second:
+        return
+    for correction, says in _WORDS.items():
+        yield StepGuess("bias_correction", says, changed(recipe, correction=correction))
+
+
+HYPOTHESES = (
+    StepHypothesis(("bias_correction",), uncorrected, 20, "a fixed factor, before a fitted one"),
+)

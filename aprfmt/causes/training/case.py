@@ -1,0 +1,344 @@
+"""The elements of one parameter around a step, and how well a recipe gives the ones after it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.row import LAST
+from aprfmt.causes.training.optimizers import F64, Moments, Recipe, Update, update_of
+from aprfmt.codecs import decode, encode
+from aprfmt.measure.encoding_noise import UNIT, spacing
+
+Mask = NDArray[np.bool_]
+ARITHMETIC = 2.0**-16  # of a step: a root, a quotient and two moments in float32
+COARSE = ("BF16", "F16")  # types that trainers keep copies in: the weight may be held finer
+SIZES = 0.02  # of a step whose sign is read from the change: epsilon makes it a little smaller
+EXACT = 0.999  # share of elements that a step in the stored type gives bit for bit
+SIGMAS = 6.0  # a factor that is further from 1 than so many deviations is another one
+LEAST = 1e-3  # and by at least so much: what float32 sums and constants of a rule may be off
+FEWEST, LONG = 8, 0.9  # elements that say how long a step is; that part of them is not longer
+ONCE = 0.53  # of a step of the type: how far one rounding puts a number, and arithmetic in it
+FAINT = 0.05  # of the stated decay: less is none, as epsilon and weight are not independent
+SHORT = 5e-3  # what epsilon takes away from the longest steps
+CLEAN = 5e-3  # of a whole step: what those that measure the decay may lack
+USUAL = 0.2  # share of elements whose step has the size of all others, in a first step
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """Some elements of one parameter: float64 [n] before and after, and what the optimizer had.
+
+    `gradient` and `moments` are None where they are not known. Then `signs` says that the step is
+    one whose elements have one size: their signs are read from the change itself. `noise` is how
+    exact the gradient and the moments are, relative to each number. `rows` [n] are the numbers of
+    the rows the elements stand in. `shape` is that of the whole parameter where all its elements
+    are here, in order. `others` are numbers of all parameters together.
+    """
+
+    key: str
+    vector: bool
+    before: F64
+    after: F64
+    encodings: tuple[str, str]
+    rows: NDArray[np.int64]
+    gradient: F64 | None = None
+    moments: Moments | None = None
+    signs: bool = False
+    noise: float = 0.0
+    shape: tuple[int, int] | None = None
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def change(self) -> F64:
+        """What the step did."""
+        return self.after - self.before
+
+    @cached_property
+    def rounding(self) -> F64:
+        """How far rounding may put each element: of both sides, and of float32 arithmetic."""
+        found: F64 = spacing(self.after, self.encodings[1]) / 2
+        if self.encodings[0] in COARSE:
+            found = found + spacing(self.before, self.encodings[0]) / 2
+        if self.encodings[1] != "F64":
+            found = found + spacing(np.maximum(np.abs(self.before), np.abs(self.after)), "F32")
+        return found
+
+    @property
+    def coarse(self) -> bool:
+        """Say whether the weight after the step is in a type of few bits."""
+        return self.encodings[1] in COARSE
+
+    def part(self, index: Any) -> "StepCase":
+        """Return some of the elements as a case of their own."""
+        moments = self.moments
+        if moments is not None:
+            moments = replace(
+                moments,
+                first=None if moments.first is None else moments.first[index],
+                second=None if moments.second is None else moments.second[index],
+            )
+        return replace(
+            self,
+            before=self.before[index],
+            after=self.after[index],
+            rows=self.rows[index],
+            shape=None,
+            gradient=None if self.gradient is None else self.gradient[index],
+            moments=moments,
+        )
+
+    def predict(self, recipe: Recipe) -> Update | None:
+        """Return what a recipe does to these elements, None where that is not known."""
+        gradient = self.gradient
+        if self.signs:
+            gradient = self._signs(recipe)
+        return update_of(recipe, self.before, gradient, self.moments, self.vector)
+
+    def _signs(self, recipe: Recipe) -> F64:
+        """Return the signs of a gradient that moves each element as it was moved.
+
+        An element that the decay alone explains has none.
+        """
+        plain = update_of(recipe, self.before, np.zeros_like(self.before), None, self.vector)
+        rest = self.change if plain is None else self.change - plain.whole
+        found: F64 = np.where(np.abs(rest) <= self.rounding, 0.0, -np.sign(rest))
+        return recipe.sign * found
+
+    def fit(self, recipe: Recipe) -> "Fit | None":
+        """Return how well a recipe gives the elements after the step."""
+        update = self.predict(recipe)
+        return None if update is None else Fit(self, update, recipe)
+
+
+class Fit:
+    """A predicted update held against the elements that are there."""
+
+    def __init__(self, case: StepCase, update: Update, recipe: Recipe) -> None:
+        self.case, self.update, self.recipe = case, update, recipe
+        whole = update.whole
+        off = np.abs(case.change - whole)
+        noise = SIZES if case.signs else case.noise + ARITHMETIC
+        near = off <= case.rounding + noise * np.abs(update.step)
+        self.full: Mask = near
+        if case.signs:  # a gradient of the size of epsilon makes a smaller step
+            size = float(np.abs(update.step).max(initial=0.0))
+            rest = np.abs(case.change - update.decay)
+            usual = float(near.mean()) if near.size else 1.0
+            near = near | ((rest <= size + case.rounding) & (usual >= USUAL))
+        self.near: Mask = near
+        self.share = float(near.mean()) if near.size else 1.0
+
+    @cached_property
+    def exact(self) -> bool:
+        """Say whether the stored type's own arithmetic gives every element, to the bit."""
+        case, encoding = self.case, self.case.encodings[1]
+        if case.signs or not case.coarse or case.encodings[0] != encoding:
+            return False  # signs that are read from the change give it whatever the size is
+        return bool((self.stored == case.after).mean() >= EXACT)
+
+    @cached_property
+    def stored(self) -> F64:
+        """The weights after the predicted step, rounded to the stored type once."""
+        return round_to(self.case.before + self.update.whole, self.case.encodings[1])
+
+    @cached_property
+    def factors(self) -> tuple[float, float, float, float]:
+        """How often the step and the decay are in the change, by least squares.
+
+        (step, its deviation, decay, its deviation); a deviation is infinite where nothing shows.
+        """
+        case = self.case
+        if case.signs and case.coarse:
+            return (*self._counted, 1.0, float("inf"))
+        if case.signs:
+            return (*self._longest, *self._decay)
+        step, decay = self.update.step, np.broadcast_to(self.update.decay, self.update.step.shape)
+        variance = case.rounding**2 / 3 + ((case.noise + ARITHMETIC) * step) ** 2
+        weight = 1.0 / np.maximum(variance, 1e-300)
+        return solve_factors(step, decay, case.change, weight)
+
+    @cached_property
+    def _longest(self) -> tuple[float, float]:
+        """How often the step is in the change of the elements that moved furthest.
+
+        An element steps by the rate less what epsilon takes away: most of the longest by all of it.
+        """
+        size = float(np.abs(self.update.step).max(initial=0.0))
+        rest = np.abs(self.case.change - self.update.decay)
+        moved = rest > 2 * self.case.rounding
+        if not size or np.count_nonzero(moved) < FEWEST:
+            return 1.0, float("inf")
+        found = float(np.quantile(rest[moved], LONG))
+        return found / size, float(np.median(self.case.rounding[moved])) / size
+
+    @cached_property
+    def shrunk(self) -> tuple[float, float]:
+        """The share of the weight that was taken away, and how sure that is; signs are not known.
+
+        Rows without a gradient make no step, and say it best. Else it is measured on the elements
+        that made nearly a whole step, whose spread is that of the epsilon in each.
+        """
+        case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
+        length = self._longest[0] * size if np.isfinite(self._longest[1]) else size
+        order = np.unique(case.rows, return_inverse=True)[1]
+        short = np.abs(case.change) < length / 4
+        counts = np.bincount(order)
+        idle = (np.bincount(order, short) == counts)[order] & (counts[order] > 1)
+        if np.any(case.before[idle]):
+            weight = 1.0 / np.maximum(case.rounding[idle] ** 2 / 3, 1e-300)
+            none = np.zeros_like(weight)
+            return solve_factors(none, -case.before[idle], case.change[idle], weight)[2:]
+        rest = case.change - self.update.decay
+        full = (np.abs(rest) > (1 - CLEAN) * length) & (np.abs(rest) < (1 + CLEAN) * length)
+        if np.count_nonzero(full) < FEWEST:
+            return 0.0, float("inf")
+        step, change, weights = np.sign(rest[full]), case.change[full], -case.before[full]
+        one, _, share, off = solve_factors(step, weights, change, np.ones_like(step))
+        spread = float(np.std(change - one * step - share * weights))
+        return share, off * spread
+
+    @cached_property
+    def _decay(self) -> tuple[float, float]:
+        """How often the decay is in the change, where the signs of the step are not known."""
+        wanted = self.share_stated
+        found, off = self.shrunk
+        return (found / wanted, off / wanted) if wanted else (1.0, float("inf"))
+
+    @property
+    def share_stated(self) -> float:
+        """The share of the weight that the predicted decay takes away."""
+        decay = np.broadcast_to(self.update.decay, self.case.before.shape)
+        at = int(np.argmax(np.abs(self.case.before))) if decay.size else 0
+        found = float(decay[at]) if decay.size else 0.0
+        return -found / float(self.case.before[at]) if found else 0.0
+
+    @cached_property
+    def _counted(self) -> tuple[float, float]:
+        """How often the step is in the change where it is smaller than the type's own step.
+
+        An element of a finer weight then moves by one step of the type, as often as the step is a
+        part of that: the mean says how large it is, and its sign does not matter.
+        """
+        case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
+        moved = case.rows[case.change != 0]
+        used = np.isin(case.rows, moved)
+        count = int(np.count_nonzero(used))
+        if not count or not size:
+            return 1.0, float("inf")
+        width = spacing(case.before[used], case.encodings[1])
+        total = float(np.abs(case.change[used]).sum())
+        off = float(np.sqrt((width * size + size * size / 12).sum()))
+        return total / (count * size), off / (count * size)
+
+    @property
+    def right(self) -> bool:
+        """Say whether the recipe gives the elements after the step."""
+        if self.exact:
+            return True
+        if self.share < 1.0:
+            return False
+        step, step_off, decay, decay_off = self.factors
+        if self.case.signs and not self.case.coarse and not self.share_stated:
+            share, off = self.shrunk
+            if abs(share) > SIGMAS * off + FAINT * self.recipe.lr * self.recipe.wd:
+                return False
+        short = SHORT if self.case.signs and step < 1 else 0.0
+        return agrees(min(1.0, step + short), step_off) and agrees(decay, decay_off)
+
+    @property
+    def direct(self) -> bool:
+        """Say whether the weights were stepped in the stored type: rounded once, not held finer."""
+        case, encoding = self.case, self.case.encodings[1]
+        if not case.coarse or case.encodings[0] != encoding or case.signs:
+            return False
+        width = spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
+        off = np.abs(case.change - self.update.whole)
+        return bool((off <= ONCE * width + 2 * UNIT[encoding] * np.abs(self.update.step)).all())
+
+    @property
+    def shows(self) -> bool:
+        """Say whether the step is large enough to be seen in the stored type."""
+        return self.factors[1] < 0.25
+
+
+def agrees(factor: float, deviation: float) -> bool:
+    """Say whether a factor that was measured is 1, as far as it could be measured."""
+    return abs(factor - 1) <= SIGMAS * deviation + LEAST
+
+
+def solve_factors(
+    step: F64, decay: F64, change: F64, weight: F64
+) -> tuple[float, float, float, float]:
+    """Return a, its deviation, b, its deviation in change = a * step + b * decay."""
+    ss, dd = float((weight * step * step).sum()), float((weight * decay * decay).sum())
+    sd = float((weight * step * decay).sum())
+    sy, dy = float((weight * step * change).sum()), float((weight * decay * change).sum())
+    infinite = float("inf")
+    if not ss and not dd:
+        return 1.0, infinite, 1.0, infinite
+    if not dd:
+        return sy / ss, ss**-0.5, 1.0, infinite
+    if not ss:
+        return 1.0, infinite, dy / dd, dd**-0.5
+    size = ss * dd - sd * sd
+    if size <= 1e-9 * ss * dd:  # they cannot be told apart
+        return 1.0, infinite, 1.0, infinite
+    return (
+        (sy * dd - dy * sd) / size,
+        (dd / size) ** 0.5,
+        (dy * ss - sy * sd) / size,
+        (ss / size) ** 0.5,
+    )
+
+
+def round_to(values: F64, encoding: str) -> F64:
+    """Return values rounded once to a float type."""
+    if encoding == "F64":
+        return values
+    narrow = np.ascontiguousarray(values, np.float32)
+    if encoding == "F32":
+        return narrow.astype(np.float64)
+    return decode(encoding, encode(encoding, narrow)[""], narrow.shape).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class StepGuess:
+    """A mistake with its numbers filled in: the recipe that would have made this step.
+
+    `recipe` None: the statement is not about the rule, and `holds` says whether it is true of some
+    elements. `free` numbers were read from the elements: others have to judge them. `whole`: it is
+    judged on all elements together, in their order.
+    """
+
+    cause: str
+    says: str
+    recipe: Recipe | None = None
+    free: int = 0
+    holds: Callable[[StepCase], bool] | None = None
+    whole: bool = False
+
+    def right(self, case: StepCase) -> bool:
+        """Say whether it gives the elements of a case."""
+        if self.holds is not None:
+            return self.holds(case)
+        assert self.recipe is not None
+        fit = case.fit(self.recipe)
+        return fit is not None and fit.right
+
+
+@dataclass(frozen=True, slots=True)
+class StepHypothesis:
+    """One row: the causes it can find, and its function; the lowest rank is tried first.
+
+    `whole` rows look at all elements in their order, others at one half of them.
+    """
+
+    causes: tuple[str, ...]
+    find: Callable[[StepCase, Recipe], Iterator[StepGuess]]
+    rank: int = LAST
+    because: str = "offered by another package"
+    whole: bool = False

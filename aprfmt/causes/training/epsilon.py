@@ -1,0 +1,51 @@
+"""Adam's epsilon in another place of the quotient."""
+
+from collections.abc import Iterator
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.optimizers import Epsilon, Recipe, changed
+
+CAUSE_ROWS = (
+    Cause(
+        "epsilon_place",
+        "update",
+        "bug",
+        "Adam's epsilon stands inside the root, or is added before the second moment is corrected.",
+        "Elements with a small gradient move less than they should, all others are right.",
+        "The step made with the epsilon there gives every weight.",
+    ),
+    Cause(
+        "epsilon_value",
+        "update",
+        "bug",
+        "Adam's epsilon is another number than the one that was stated.",
+        "Elements with a small gradient move more or less than they should.",
+        "The step made with another power of ten gives every weight.",
+    ),
+)
+_WORDS: dict[Epsilon, str] = {
+    "inside": "epsilon stands inside the root",
+    "uncorrected": "epsilon is added before the second moment is corrected, as TensorFlow does",
+}
+_POWERS = (5, 6, 7, 8, 9, 10, 12, 15)
+
+
+def other_place(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess another place or another power of ten; without a gradient nothing shows it."""
+    if case.signs or "eps" not in recipe.row.settings:
+        return
+    for place, says in _WORDS.items():
+        yield StepGuess("epsilon_place", says, changed(recipe, epsilon=place))
+    for power in _POWERS:
+        eps = float(f"1e-{power}")
+        if eps != recipe.eps:
+            says = f"epsilon is {eps:g}, stated is {recipe.eps:g}"
+            yield StepGuess("epsilon_value", says, changed(recipe, eps=eps))
+
+
+HYPOTHESES = (
+    StepHypothesis(
+        ("epsilon_place", "epsilon_value"), other_place, 30, "fixed forms, before a fitted factor"
+    ),
+)

@@ -1,0 +1,92 @@
+"""Parameters that did not move, and what moved in their place."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.optimizers import Recipe
+from aprfmt.measure.encoding_noise import spacing
+
+CAUSE_ROWS = (
+    Cause(
+        "frozen",
+        "update",
+        "bug",
+        "A parameter did not move, and its step is large enough to be seen: it is frozen, or in no "
+        "group of the optimizer.",
+        "Not one element differs, where the gradient or the moments give a step.",
+        "The weight is the one of before the step, in every element.",
+    ),
+    Cause(
+        "rows_frozen",
+        "update",
+        "bug",
+        "Some rows of a parameter did not move, and their step is large enough to be seen.",
+        "The rows are as they were, all others are right.",
+        "Without these rows the step gives every weight.",
+    ),
+    Cause(
+        "adapter_half_frozen",
+        "update",
+        "bug",
+        "One factor of a LoRA pair moved and the other did not, though it has a gradient.",
+        "B did not move beside an A that did, or A did not beside a B that is not zero.",
+        "The factor is the one of before the step, in every element.",
+        most="explained",
+    ),
+    Cause(
+        "adapter_frozen",
+        "update",
+        "bug",
+        "Both factors of a LoRA pair are as they were, where other pairs moved: no gradient "
+        "reached them.",
+        "Pairs of a role or of a layer did not move.",
+        "Nothing confirms it without the gradient.",
+        most="located",
+    ),
+)
+
+
+def still(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that nothing moved, or whole rows did not."""
+    if case.signs or case.change.size == 0:
+        return
+    update = case.predict(recipe)
+    if update is None:
+        return
+    width = spacing(case.before, case.encodings[1])
+    if not (np.abs(update.whole) > width).any():
+        return  # a step that the type does not hold
+    if not case.change.any():
+        says = "did not move, though its step is larger than what its type rounds away"
+        yield StepGuess("frozen", says, holds=lambda part: not part.change.any())
+        return
+    fit = case.fit(recipe)
+    assert fit is not None
+    order = np.unique(case.rows, return_inverse=True)[1]
+    moves = np.bincount(order, case.change != 0) > 0
+    due = np.bincount(order, np.abs(update.whole) > width) > 0
+    lost = ~moves & due
+    if not lost.any() or not fit.near[~lost[order]].all():
+        return
+    numbers = np.unique(case.rows)[lost]
+    shown = ", ".join(map(str, numbers[:4].tolist())) + (", ..." if numbers.size > 4 else "")
+    says = f"rows did not move: {shown}" if numbers.size < 9 else "many rows did not move"
+
+    def holds(part: StepCase) -> bool:
+        inner = part.fit(recipe)
+        stay = np.isin(part.rows, numbers)
+        return (
+            inner is not None
+            and bool((inner.near | (part.change == 0))[stay].all())
+            and bool(inner.near[~stay].all())
+        )
+
+    yield StepGuess("rows_frozen", says, holds=holds)
+
+
+HYPOTHESES = (
+    StepHypothesis(("frozen", "rows_frozen"), still, 2, "nothing moved: before any rule"),
+)

@@ -1,0 +1,142 @@
+"""Gradients in another order, or of which whole parts are missing."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess, GradientHypothesis
+
+CAUSE_ROWS = (
+    Cause(
+        "gradient_transposed",
+        "gradient",
+        "bug",
+        "The gradient stands the other way round, under the shape of the weight.",
+        "Its elements in the other order are the computed ones.",
+        "The computed gradient transposed gives every element.",
+    ),
+    Cause(
+        "gradient_part",
+        "gradient",
+        "bug",
+        "Whole blocks of a gradient are missing or a constant times the right ones: heads, "
+        "experts, or halves of a joined projection.",
+        "The blocks of some heads or experts differ, all others are right.",
+        "The computed gradient with these blocks scaled gives every element.",
+    ),
+    Cause(
+        "gradient_tied",
+        "gradient",
+        "bug",
+        "The table of tokens is the head as well, and the gradient has one of its two parts only.",
+        "Rows of tokens that are in no sample have no gradient, or those that are have another.",
+        "The rows that only one part reaches are right or zero, in every one of them.",
+        most="explained",
+    ),
+    Cause(
+        "gradient_rows",
+        "gradient",
+        "bug",
+        "Some rows of a gradient have none: a reduction leaves them out, or a mask does.",
+        "Rows are zero that should not be, all others are right.",
+        "The computed gradient with these rows zero gives every element.",
+    ),
+)
+_BLOCKS = ("n_heads", "n_kv_heads", "n_experts")
+
+
+def turned(case: GradientCase) -> Iterator[GradientGuess]:
+    """Guess that it is transposed."""
+    rows, columns = case.computed.shape
+    if rows == 1 or columns == 1:
+        return
+
+    def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        return np.ascontiguousarray(part.computed.T).reshape(part.computed.shape)
+
+    yield GradientGuess("gradient_transposed", "the gradient is transposed", made)
+
+
+def in_parts(case: GradientCase) -> Iterator[GradientGuess]:
+    """Guess that blocks of rows (heads, experts) have factors of their own, most of them 1."""
+    rows, columns = case.computed.shape
+    role = split_key(case.key)[1]
+    for name in _BLOCKS:
+        count = case.sizes.get(name, 0)
+        for across in (False, True):
+            axis = columns if across else rows
+            if count < 2 or axis % count or across != ("attn_output" in role):
+                continue
+            yield from _by_block(case, name, count, across)
+
+
+def _by_block(case: GradientCase, name: str, count: int, across: bool) -> Iterator[GradientGuess]:
+    given, computed = (
+        (side.T if across else side).reshape(count, -1) for side in (case.given, case.computed)
+    )
+    sizes = (computed * computed).sum(axis=1)
+    factors = (given * computed).sum(axis=1) / np.where(sizes == 0, 1.0, sizes)
+    wrong = np.abs(factors - 1) > 10 * case.bound
+    if not wrong.any() or wrong.mean() > 0.5 or (sizes == 0).all():
+        return
+    values = np.where(wrong, factors, 1.0)
+    values = np.where(np.abs(values) < 10 * case.bound, 0.0, values)
+    what = {"n_heads": "head", "n_kv_heads": "key and value head", "n_experts": "expert"}[name]
+    shown = ", ".join(
+        f"{what} {at}: {'none' if not values[at] else f'{values[at]:.3g} times'}"
+        for at in np.flatnonzero(wrong)[:4]
+    )
+
+    def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        side = part.computed.T if across else part.computed
+        blocks = (side.reshape(count, -1) * values[:, None]).reshape(side.shape)
+        return np.ascontiguousarray(blocks.T if across else blocks)
+
+    says = f"the gradient of some blocks is another one: {shown}"
+    yield GradientGuess("gradient_part", says, made)
+
+
+def without_rows(case: GradientCase) -> Iterator[GradientGuess]:
+    """Guess that rows are missing, or one of the parts of a table that is tied to the head."""
+    if len(case.computed) < 2:
+        return
+    due = np.abs(case.computed).sum(axis=1) > 0
+    there = np.abs(case.given).sum(axis=1) > 0
+    lost = due & ~there
+    if not lost.any() or lost.all() or any(one.right(case) for one in in_parts(case)):
+        return  # whole heads are said as heads
+
+    def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        return np.where(lost[:, None], 0.0, part.computed)
+
+    numbers = ", ".join(map(str, np.flatnonzero(lost)[:4].tolist()))
+    says = f"{int(lost.sum())} rows have no gradient: {numbers}" + (
+        ", ..." if lost.sum() > 4 else ""
+    )
+    yield GradientGuess("gradient_rows", says, made)
+
+
+def of_one_part(case: GradientCase) -> Iterator[GradientGuess]:
+    """Guess that a tied table has the gradient of the embedding only, or of the head only."""
+    if split_key(case.key)[1] != "token_embd.weight" or not case.sizes.get("tied_embeddings"):
+        return
+    used = np.zeros(len(case.computed), bool)
+    used[[i for i in case.tokens if i < len(used)]] = True
+    if used.all() or not used.any():
+        return
+    if not case.given[~used].any() and case.computed[~used].any():
+        says = "the table is tied, and only the embedding's part is in its gradient"
+        yield GradientGuess("gradient_tied", says, lambda part: part.given)
+    elif case.near(case.given[~used], case.computed[~used]):
+        says = "the table is tied, and only the head's part is in its gradient"
+        yield GradientGuess("gradient_tied", says, lambda part: part.given)
+
+
+HYPOTHESES = (
+    GradientHypothesis(("gradient_tied",), of_one_part, 204, "what a tied table has", True),
+    GradientHypothesis(("gradient_transposed",), turned, 206, "exact, nothing is fitted", True),
+    GradientHypothesis(("gradient_part",), in_parts, 210, "blocks before single rows", True),
+    GradientHypothesis(("gradient_rows",), without_rows, 212, "rows before one factor", True),
+)

@@ -1,0 +1,96 @@
+"""Gradients that are zero, of the other sign, or a constant times the right ones."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.gradient_case import (
+    SIDES,
+    GradientCase,
+    GradientGuess,
+    GradientHypothesis,
+)
+from aprfmt.causes.training.step_size import simple_value
+
+CAUSE_ROWS = (
+    Cause(
+        "gradient_zero",
+        "gradient",
+        "bug",
+        "The gradient is zero in every element, and it should not be: an operation has no "
+        "backward, or the parameter is cut off from the loss.",
+        "No element is other than zero.",
+        "The gradient computed here is not zero.",
+    ),
+    Cause(
+        "gradient_sign",
+        "gradient",
+        "bug",
+        "The gradient has the other sign.",
+        "It is the computed one times minus one.",
+        "The computed gradient with the other sign gives every element.",
+    ),
+    Cause(
+        "gradient_factor",
+        "gradient",
+        "bug",
+        "The gradient is a constant times the right one: accumulation steps or ranks that are "
+        "divided by once too often or not at all, a loss scale, a sum for a mean, a scale of an "
+        "adapter.",
+        "One factor holds for every element of the parameter.",
+        "The computed gradient times the factor gives every element that was not used to "
+        "measure it.",
+    ),
+)
+
+
+def zero(case: GradientCase) -> Iterator[GradientGuess]:
+    """Guess that nothing arrives."""
+    if not case.given.any() and case.computed.any():
+        says = "the gradient is zero in every element; computed here it is not"
+        yield GradientGuess("gradient_zero", says, lambda part: np.zeros_like(part.computed))
+
+
+def negative(case: GradientCase) -> Iterator[GradientGuess]:
+    """Guess the other sign."""
+    yield GradientGuess(
+        "gradient_sign", "the gradient has the other sign", lambda part: -part.computed
+    )
+
+
+def scaled(case: GradientCase) -> Iterator[GradientGuess]:
+    """Guess a factor; it is said what it equals, of the batch, of the model or of whole numbers."""
+    factor, off = case.factor
+    if not np.isfinite(off) or off > 0.02 * abs(factor) or factor <= 0:
+        return
+    slack = max(SIDES[case.coarse] * factor, 6 * off)
+    value, says = named_factor(factor, slack, case.counts)
+    yield GradientGuess("gradient_factor", says, lambda part: value * part.computed, 1)
+
+
+def named_factor(factor: float, slack: float, counts: Mapping[str, float]) -> tuple[float, str]:
+    """Return a factor and what it equals: a number of the batch or the model, or a whole one.
+
+    Numbers are exact where they are known, so that the factor is theirs.
+    """
+    for name, value in counts.items():
+        for number, text in ((value, name), (1 / value if value else 0.0, f"1 / {name}")):
+            if number and abs(number - 1) > slack and abs(factor - number) <= slack:
+                return number, f"the gradient is {number:.4g} times the right one: {text}"
+    simple = simple_value(factor, slack)
+    if simple is None:
+        return factor, f"the gradient is {factor:.3g} times the right one"
+    if simple > 64:
+        return simple, f"the gradient is {simple:g} times the right one: a loss scale, 2^k"
+    if simple > 1:
+        return simple, f"the gradient is {simple:g} times the right one: summed, not averaged"
+    times = round(1 / simple)
+    return simple, f"the gradient is 1/{times} of the right one: divided by {times} once too often"
+
+
+HYPOTHESES = (
+    GradientHypothesis(("gradient_zero",), zero, 200, "nothing is there: before any other"),
+    GradientHypothesis(("gradient_sign",), negative, 202, "exact, nothing is fitted"),
+    GradientHypothesis(("gradient_factor",), scaled, 230, "one number is fitted: last"),
+)

@@ -1,0 +1,135 @@
+"""Updates that the stored type rounds away."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.case import COARSE, StepCase, StepGuess, StepHypothesis, round_to
+from aprfmt.causes.training.optimizers import F64, Recipe
+from aprfmt.measure.encoding_noise import spacing
+
+CAUSE_ROWS = (
+    Cause(
+        "update_rounded_away",
+        "update",
+        "bug",
+        "The weights are stepped in a type of few bits, and most of the step is rounded away: less "
+        "than half of it arrives.",
+        "No element moves whose step is below half a step of the type, and all others do.",
+        "The step added in that type gives every weight, to the bit.",
+    ),
+    Cause(
+        "decay_rounded_away",
+        "update",
+        "bug",
+        "The decay is made in a type of few bits, which rounds all of it away; the step arrives.",
+        "Weights of the type are the ones without any decay.",
+        "The decay rounded to the type, then the step, gives every weight, to the bit.",
+    ),
+)
+ROOM, NOISE = 0.1, 2.0**-6  # of a step of the type, and of the step: arithmetic in 8 bits
+CHANCE = 20.0  # elements that would have moved: that none does has a chance of e to the minus 20
+
+
+def rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that the step was added in the stored type, and that most of it is gone."""
+    if not case.coarse or case.encodings[0] != case.encodings[1]:
+        return
+    update = case.predict(recipe)
+    if update is None:
+        return
+    encoding = case.encodings[1]
+    if case.signs:
+        yield from _by_sizes(case, recipe, encoding)
+        return
+    if not swallowed(case, update.whole):
+        return
+    says = f"{encoding} rounds most of the step away"
+
+    def holds(part: StepCase) -> bool:
+        inner = part.predict(recipe)
+        return inner is not None and rounded_once(part, inner.step)
+
+    yield StepGuess("update_rounded_away", says, holds=holds)
+
+
+def rounded_once(case: StepCase, step: F64) -> bool:
+    """Say whether a step was added in the stored type: too small ones do not move the weight."""
+    encoding = case.encodings[1]
+    width = spacing(case.before, encoding)
+    small = np.abs(step) < (1 - ROOM) * width / 4  # below a power of two the steps are half as wide
+    wide = spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
+    off = np.abs(case.change - step)
+    moved = case.change != 0
+    return not moved[small].any() and bool(
+        (off <= (1 + ROOM) * wide / 2 + NOISE * np.abs(step)).all()
+    )
+
+
+def swallowed(case: StepCase, whole: F64) -> bool:
+    """Say whether less than half of a step arrives, and would have if the weight were held finer.
+
+    A finer weight moves one step of its stored type as often as its step is a part of that.
+    """
+    if not case.coarse or case.signs or case.encodings[0] != case.encodings[1]:
+        return False
+    width = spacing(case.before, case.encodings[1])
+    small = np.abs(whole) < width / 2
+    due = float((np.abs(whole) / width)[small].sum())
+    return due > CHANCE and arrived(case, whole) < 0.5
+
+
+def arrived(case: StepCase, whole: F64) -> float:
+    """Return the share of a step that is in the change."""
+    size = float((whole * whole).sum())
+    return float((whole * case.change).sum()) / size if size else 1.0
+
+
+def _by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[StepGuess]:
+    """Guess it where only the size of the step is known: what is too small does not move."""
+    used = np.isin(case.rows, case.rows[case.change != 0])
+    width = spacing(case.before, encoding)
+
+    def holds(part: StepCase) -> bool:
+        width = spacing(part.before, encoding)
+        small, large = width > 4.2 * recipe.lr, width < 1.8 * recipe.lr
+        inside = np.isin(part.rows, part.rows[part.change != 0])
+        moved = part.change != 0
+        return not moved[small].any() and bool(moved[large & inside].mean() > 0.9)
+
+    small = used & (width > 4.2 * recipe.lr)
+    due = float((recipe.lr / width)[small].sum())
+    if due > CHANCE and small.sum() > used.sum() / 4:
+        says = f"{encoding} rounds most of the step away"
+        yield StepGuess("update_rounded_away", says, holds=holds)
+
+
+def decay_lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that the weight was decayed in its type first, which changed nothing, then stepped."""
+    if not case.coarse or case.signs or recipe.adds_decay_to_gradient:
+        return
+    if not recipe.decays(case.vector):
+        return
+    update = case.predict(recipe)
+    encoding = case.encodings[1]
+    if update is None or encoding not in COARSE:
+        return
+    kept = round_to(case.before + update.decay, encoding)
+    width = spacing(case.before, encoding)
+    due = float((np.abs(np.broadcast_to(update.decay, width.shape)) / width).sum())
+    if not np.array_equal(kept, case.before) or due < CHANCE:
+        return
+    says = f"{encoding} rounds the decay away: {recipe.lr * recipe.wd:g} of a weight is too little"
+
+    def holds(part: StepCase) -> bool:
+        inner = part.predict(recipe)
+        return inner is not None and rounded_once(part, inner.step)
+
+    yield StepGuess("decay_rounded_away", says, holds=holds)
+
+
+HYPOTHESES = (
+    StepHypothesis(("update_rounded_away",), rounded_away, 4, "of the type, before any rule"),
+    StepHypothesis(("decay_rounded_away",), decay_lost, 6, "of the type, before any rule"),
+)

@@ -1,0 +1,103 @@
+"""Moments of another step, or a momentum that is used otherwise than stated."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.optimizers import Recipe, changed
+
+CAUSE_ROWS = (
+    Cause(
+        "stale_moments",
+        "update",
+        "bug",
+        "The step was made of the moments of before it: this step's gradient is not in them.",
+        "The step is the one of the moments alone.",
+        "The step of the older moments gives every weight.",
+    ),
+    Cause(
+        "step_count",
+        "update",
+        "bug",
+        "The moments are corrected for another number of steps: the count is off, or began anew.",
+        "The step is the expected one times a number that follows from the counts.",
+        "The step with that count gives every weight.",
+    ),
+    Cause(
+        "momentum",
+        "update",
+        "bug",
+        "The momentum is used otherwise than stated: left out, Nesterov's or not, or damped.",
+        "The step is the gradient alone, or the gradient is in it once more.",
+        "The step made that way gives every weight.",
+    ),
+    Cause(
+        "betas",
+        "update",
+        "bug",
+        "The two rates of the moments are exchanged.",
+        "With beta 1 for beta 2 and the other way round the step is the one that is there.",
+        "The step with exchanged rates gives every weight.",
+    ),
+)
+_COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
+
+
+def stale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that the moments of before the step were used."""
+    if case.moments is not None and not case.moments.after:
+        says = "the moments do not have this step's gradient"
+        yield StepGuess("stale_moments", says, changed(recipe, old_moments=True))
+
+
+def counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that the correction counts other steps."""
+    held = case.moments
+    if held is None or not held.after or not recipe.row.second:
+        return
+    for step in dict.fromkeys((held.step - 1, held.step + 1, *_COUNTS)):
+        if step < 1 or step == held.step:
+            continue
+        says = f"the correction is that of step {step}; the moments are of step {held.step}"
+
+        def holds(part: StepCase, step: int = step) -> bool:
+            assert part.moments is not None
+            other = replace(part, moments=replace(part.moments, step=step))
+            fit = other.fit(recipe)
+            return fit is not None and fit.right
+
+        yield StepGuess("step_count", says, holds=holds)
+
+
+def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess another use of SGD's momentum."""
+    if not recipe.momentum:
+        return
+    if recipe.nesterov:
+        says = "the momentum is not Nesterov's"
+        yield StepGuess("momentum", says, changed(recipe, nesterov=False))
+    elif case.gradient is not None:
+        says = "the momentum is Nesterov's"
+        yield StepGuess("momentum", says, changed(recipe, nesterov=True))
+    if case.gradient is not None:
+        says = "the step is the gradient without its momentum"
+        yield StepGuess("momentum", says, changed(recipe, momentum=0.0))
+    if not recipe.dampening:
+        says = f"the gradient is damped by the momentum, {recipe.momentum:g}"
+        yield StepGuess("momentum", says, changed(recipe, dampening=recipe.momentum))
+
+
+def exchanged(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that beta 1 and beta 2 are exchanged."""
+    if recipe.b1 != recipe.b2 and "b1" in recipe.row.settings and case.gradient is not None:
+        says = f"the rates of the moments are exchanged: {recipe.b2:g} and {recipe.b1:g}"
+        yield StepGuess("betas", says, changed(recipe, b1=recipe.b2, b2=recipe.b1))
+
+
+HYPOTHESES = (
+    StepHypothesis(("stale_moments",), stale, 22, "exact, nothing is fitted"),
+    StepHypothesis(("step_count",), counted, 24, "a count out of a few, before a fitted factor"),
+    StepHypothesis(("momentum",), otherwise, 26, "another rule, before a fitted factor"),
+    StepHypothesis(("betas",), exchanged, 28, "exact, rarer than a wrong count"),
+)

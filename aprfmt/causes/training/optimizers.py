@@ -1,0 +1,303 @@
+"""What optimizers do to a weight in one step, in float64, with the mistakes that can be made.
+
+An update is two parts: `step`, what comes of the gradient, and `decay`, what comes of the weight
+itself where decay is decoupled. The weight after the step is the weight before it and both.
+
+Sources: Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019 (AdamW), Chen et al. 2023 (Lion),
+torch.optim's documentation of SGD (momentum, dampening, Nesterov) and of AdamW.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import UsageError
+
+F64 = NDArray[np.float64]
+Correction = Literal["both", "none", "first", "second"]
+Epsilon = Literal["outside", "inside", "uncorrected"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An optimizer with its settings, and where one departs from its rule, how.
+
+    `step` is the number of this step from 1, None where it is not known. `clip` is the largest norm
+    of all gradients, None where they are not clipped. `decay_on` says what decays: all parameters,
+    or matrices alone (no norm and no bias); "" where that is not said.
+    """
+
+    name: str = "adamw"
+    lr: float = 0.0
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    wd: float = 0.0
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    step: int | None = None
+    clip: float | None = None
+    decay_on: Literal["", "all", "matrices"] = ""
+    # Departures from the rule, one field for each kind of mistake.
+    correction: Correction = "both"
+    epsilon: Epsilon = "outside"
+    coupled: bool | None = None  # None: as the optimizer's rule has it
+    sign: float = 1.0
+    factor: float = 1.0  # of the step
+    scale: float = 1.0  # of the gradient, by clipping
+    decay_factor: float = 1.0  # of the decay
+    old_moments: bool = False  # the moments of before the step are used
+
+    @property
+    def row(self) -> "OptimizerRow":
+        """The optimizer's row of the table."""
+        return OPTIMIZERS[self.name]
+
+    @property
+    def adds_decay_to_gradient(self) -> bool:
+        """Say whether the decay is added to the gradient, as L2 regularization is."""
+        return self.row.coupled if self.coupled is None else self.coupled
+
+    def decays(self, vector: bool) -> bool:
+        """Say whether a parameter decays under this recipe: a vector only where all do."""
+        return self.wd > 0 and not (vector and self.decay_on == "matrices")
+
+    def text(self) -> str:
+        """Return it as it is given on the command line."""
+        wanted = {"lr": self.lr, **{name: getattr(self, name) for name in self.row.settings}}
+        if self.wd:
+            wanted["wd"] = self.wd
+        if self.step is not None:
+            wanted["step"] = self.step
+        if self.clip is not None:
+            wanted["clip"] = self.clip
+        if self.decay_on:
+            wanted["decay_on"] = self.decay_on
+        said = ",".join(f"{name}={_plain(value)}" for name, value in wanted.items())
+        return f"{self.name}:{said}"
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the optimizer holds of a parameter, of the gradient's shape: its first and second.
+
+    `step` is how many steps they are of; `after` says that this step's gradient is in them.
+    """
+
+    first: F64 | None
+    second: F64 | None
+    step: int
+    after: bool = True
+
+
+@dataclass(frozen=True)
+class OptimizerRow:
+    """One optimizer: its rule, its settings, and the names of its state in files of torch.
+
+    `rule` takes the recipe, the gradient [elements] (None where it is not known) and the moments,
+    and returns the step without decay, or None where that takes something that is not known.
+    `sizes`: every element of a first step has one size, whatever the gradient is.
+    """
+
+    rule: Callable[[Recipe, F64 | None, Moments | None], F64 | None]
+    settings: tuple[str, ...]
+    coupled: bool = False
+    first: tuple[str, ...] = ()
+    second: tuple[str, ...] = ()
+    sizes: Literal["", "first step", "every step"] = ""
+
+
+def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
+    moments = _adam_moments(recipe, g, held)
+    if moments is None or moments.first is None or moments.second is None:
+        return None
+    t = moments.step
+    one = 1 - recipe.b1**t if recipe.correction in ("both", "first") else 1.0
+    two = 1 - recipe.b2**t if recipe.correction in ("both", "second") else 1.0
+    first, second = moments.first / one, np.maximum(moments.second, 0.0) / two
+    if recipe.epsilon == "inside":
+        root = np.sqrt(second + recipe.eps)
+    elif recipe.epsilon == "uncorrected":
+        root = np.sqrt(second) + recipe.eps / math.sqrt(two)
+    else:
+        root = np.sqrt(second) + recipe.eps
+    found: F64 = -recipe.lr * first / np.where(root == 0, 1.0, root)
+    return found
+
+
+def _adam_moments(recipe: Recipe, g: F64 | None, held: Moments | None) -> Moments | None:
+    """Return the moments that the step is made of."""
+    if held is not None and (held.after or recipe.old_moments):
+        return held
+    if g is None:
+        return None
+    if held is None:
+        if recipe.step not in (None, 1):
+            return None
+        held = Moments(np.zeros_like(g), np.zeros_like(g), 0, False)
+    if held.first is None or held.second is None:
+        return None
+    return Moments(
+        recipe.b1 * held.first + (1 - recipe.b1) * g,
+        recipe.b2 * held.second + (1 - recipe.b2) * g * g,
+        held.step + 1,
+    )
+
+
+def _sgd(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
+    if not recipe.momentum:
+        return None if g is None else -recipe.lr * g
+    if held is not None and held.first is not None and (held.after or recipe.old_moments):
+        buffer = held.first
+    elif g is None:
+        return None
+    elif held is not None and held.first is not None and held.step:
+        buffer = recipe.momentum * held.first + (1 - recipe.dampening) * g
+    elif held is None and recipe.step not in (None, 1):
+        return None
+    else:
+        buffer = g  # torch's first buffer is the gradient, whatever the dampening
+    if recipe.nesterov:
+        return None if g is None else -recipe.lr * (g + recipe.momentum * buffer)
+    return -recipe.lr * buffer
+
+
+def _lion(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
+    if g is None:
+        return None
+    if held is None:
+        if recipe.step not in (None, 1):
+            return None
+        return -recipe.lr * np.sign(g)
+    if held.first is None:
+        return None
+    before = (held.first - (1 - recipe.b2) * g) / recipe.b2 if held.after else held.first
+    found: F64 = -recipe.lr * np.sign(recipe.b1 * before + (1 - recipe.b1) * g)
+    return found
+
+
+_ADAM = ("b1", "b2", "eps")
+_FIRST, _SECOND = ("exp_avg", "state1", "m"), ("exp_avg_sq", "state2", "v")
+OPTIMIZERS: Mapping[str, OptimizerRow] = {
+    "adamw": OptimizerRow(_adam, _ADAM, False, _FIRST, _SECOND, "first step"),
+    "adam": OptimizerRow(_adam, _ADAM, True, _FIRST, _SECOND, "first step"),
+    "sgd": OptimizerRow(_sgd, ("momentum", "dampening", "nesterov"), True, ("momentum_buffer",)),
+    "lion": OptimizerRow(_lion, ("b1", "b2"), False, ("exp_avg", "state1", "m"), (), "every step"),
+}
+_LION = {"b1": 0.9, "b2": 0.99}
+# The names of settings in optimizers of torch, and those of other trainers.
+CALLED: Mapping[str, str] = {
+    "lr": "lr",
+    "learning_rate": "lr",
+    "b1": "b1",
+    "beta1": "b1",
+    "b2": "b2",
+    "beta2": "b2",
+    "eps": "eps",
+    "epsilon": "eps",
+    "wd": "wd",
+    "weight_decay": "wd",
+    "momentum": "momentum",
+    "dampening": "dampening",
+    "nesterov": "nesterov",
+    "step": "step",
+    "clip": "clip",
+    "max_grad_norm": "clip",
+    "decay_on": "decay_on",
+}
+
+
+def parse_recipe(text: str) -> Recipe:
+    """Return the recipe in `adamw:lr=2e-4,wd=0.1,step=1`; UsageError says what is wrong with it."""
+    name, _, rest = text.partition(":")
+    name = name.strip().lower()
+    if name not in OPTIMIZERS:
+        raise UsageError(
+            f"--optimizer {text!r}: no optimizer {name!r}; known: {', '.join(OPTIMIZERS)}"
+        )
+    values: dict[str, Any] = dict(_LION) if name == "lion" else {}
+    for part in filter(None, (each.strip() for each in rest.split(","))):
+        key, found, value = part.partition("=")
+        field = CALLED.get(key.strip().lower())
+        if field is None or not found:
+            known = ", ".join(dict.fromkeys(CALLED.values()))
+            raise UsageError(f"--optimizer {text!r}: {part!r}; expected NAME=VALUE of {known}")
+        values[field] = _setting(text, field, value.strip())
+    if "lr" not in values:
+        raise UsageError(
+            f"--optimizer {text!r}: no lr; expected the rate of this step: {name}:lr=2e-4"
+        )
+    return Recipe(name=name, **values)
+
+
+def _setting(text: str, field: str, value: str) -> Any:
+    """Return a setting's value; UsageError for one that it cannot have."""
+    if field == "decay_on":
+        if value not in ("all", "matrices"):
+            raise UsageError(f"--optimizer {text!r}: decay_on={value}; expected all or matrices")
+        return value
+    if field == "nesterov":
+        return value.lower() in ("1", "true", "yes")
+    try:
+        number = int(value) if field == "step" else float(value)
+    except ValueError:
+        number = math.nan
+    most = {"b1": 1.0, "b2": 1.0, "momentum": 1.0}.get(field, math.inf)
+    least = 1 if field == "step" else 0
+    above = number > 0 if field in ("lr", "clip") else number >= least
+    if not (above and number < most and math.isfinite(number)):
+        raise UsageError(
+            f"--optimizer {text!r}: {field}={value}; expected a number of at least {least}"
+            + (f" and below {most:g}" if math.isfinite(most) else "")
+        )
+    return number
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a recipe makes of a weight: the step of its gradient, and its decay; both float64."""
+
+    step: F64
+    decay: F64 | float
+
+    @property
+    def whole(self) -> F64:
+        """Both together."""
+        found: F64 = self.step + self.decay
+        return found
+
+
+def update_of(
+    recipe: Recipe, weight: F64, gradient: F64 | None, moments: Moments | None, vector: bool
+) -> Update | None:
+    """Return the update of some elements of a weight, None where the inputs do not give it."""
+    decays = recipe.decays(vector)
+    gradient = None if gradient is None else recipe.scale * gradient
+    rate = recipe.wd * recipe.decay_factor if decays else 0.0
+    coupled = recipe.adds_decay_to_gradient
+    if coupled and rate:
+        if gradient is None and not (moments is not None and moments.after):
+            return None
+        gradient = None if gradient is None else gradient + rate * weight
+    step = recipe.row.rule(recipe, gradient, moments)
+    if step is None:
+        return None
+    step = recipe.sign * recipe.factor * step
+    return Update(step, 0.0 if coupled or not rate else -recipe.lr * rate * weight)
+
+
+SETTINGS = tuple(row.name for row in fields(Recipe))
+
+
+def changed(recipe: Recipe, **values: Any) -> Recipe:
+    """Return a recipe with some settings changed."""
+    return replace(recipe, **values)

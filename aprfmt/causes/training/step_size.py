@@ -1,0 +1,104 @@
+"""A step of another size or direction: of the rate, of the gradient, or taken twice."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.optimizers import Recipe, changed
+
+CAUSE_ROWS = (
+    Cause(
+        "step_sign",
+        "update",
+        "bug",
+        "The step goes up the gradient, not down.",
+        "The change is the expected one with the other sign.",
+        "The step with the other sign gives every weight.",
+    ),
+    Cause(
+        "step_twice",
+        "update",
+        "bug",
+        "The step was taken twice.",
+        "Step and decay are both twice the expected ones.",
+        "Twice the step and the decay gives every weight.",
+    ),
+    Cause(
+        "step_factor",
+        "update",
+        "bug",
+        "The step is a constant times the expected one: another rate, or a gradient that was "
+        "scaled.",
+        "One factor holds for every element of a tensor.",
+        "The step times that factor gives every weight that was not used to measure it.",
+    ),
+)
+
+
+def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that the step has the other sign; that needs a gradient."""
+    if not case.signs:
+        yield StepGuess(
+            "step_sign", "the step goes up the gradient", changed(recipe, sign=-recipe.sign)
+        )
+
+
+def twice(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that both step and decay are there twice."""
+    if recipe.wd:
+        recipe = changed(recipe, factor=2.0, decay_factor=2.0)
+        yield StepGuess("step_twice", "the step was taken twice, its decay too", recipe)
+
+
+def other_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess one factor of all steps, fitted; one of a few simple fractions where it is near."""
+    factor, off = measured_factor(case, recipe)
+    if not np.isfinite(factor) or off > 0.05 * abs(factor) or factor <= 0:
+        return
+    slack = max(SLACK * factor, 6 * off)
+    near, value = simple_factor(factor, slack), simple_value(factor, slack) or factor
+    rate = f": the rate is {recipe.lr * value:.3g}, stated is {recipe.lr:g}"
+    times = near or f"{factor:.3g} times"
+    one = changed(recipe, factor=value * recipe.factor)
+    says = f"the step is {times} the expected one" + (rate if case.signs else "")
+    if recipe.wd and not recipe.adds_decay_to_gradient:  # a rate is in both
+        both = changed(one, decay_factor=value * recipe.decay_factor)
+        says_both = f"step and decay are {times} the expected ones{rate}"
+        yield StepGuess("step_factor", says_both, both, 0 if near else 1)
+    yield StepGuess("step_factor", says, one, 1)
+
+
+SLACK = 2e-3
+
+
+def measured_factor(case: StepCase, recipe: Recipe) -> tuple[float, float]:
+    """Return how often the expected step is in the change, and how sure that is."""
+    fit = case.fit(changed(recipe, wd=0.0) if case.signs else recipe)
+    factor, off = (np.nan, np.inf) if fit is None else fit.factors[:2]
+    return (factor, off) if np.isfinite(off) else (np.nan, np.inf)
+
+
+def simple_value(factor: float, slack: float) -> float | None:
+    """Return a whole number, a power of two or one part of a whole number that a factor is near."""
+    for number in (*range(2, 65), *(1 << power for power in range(7, 25))):
+        for value in (float(number), 1.0 / number):
+            if abs(factor - value) <= min(slack, 0.004 * value):
+                return value
+    return None
+
+
+def simple_factor(factor: float, slack: float) -> str:
+    """Return that number in words, "" where it is near none."""
+    value = simple_value(factor, slack)
+    if value is None:
+        return ""
+    return f"{value:g} times" if value > 1 else f"1/{round(1 / value)} of"
+
+
+HYPOTHESES = (
+    StepHypothesis(("step_sign",), upwards, 16, "exact, nothing is fitted"),
+    StepHypothesis(("step_twice",), twice, 18, "two factors that are one statement"),
+    StepHypothesis(("step_factor",), other_factor, 70, "one number is fitted: after all others"),
+)

@@ -1,0 +1,136 @@
+"""Weight decay that is missing, of another size, of another kind, or on what should not decay."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.case import FAINT, StepCase, StepGuess, StepHypothesis, round_to
+from aprfmt.causes.training.optimizers import Recipe, changed
+
+CAUSE_ROWS = (
+    Cause(
+        "decay_missing",
+        "update",
+        "bug",
+        "The weight does not decay, and the optimizer says that it does.",
+        "Rows without a gradient stay as they are.",
+        "The step without decay gives every weight.",
+    ),
+    Cause(
+        "decay_factor",
+        "update",
+        "bug",
+        "The weight decays by another share than the rate times the decay.",
+        "Rows without a gradient shrink by one share, and it is another one.",
+        "The step with that decay gives every weight that was not used to measure it.",
+    ),
+    Cause(
+        "decay_coupled",
+        "update",
+        "bug",
+        "Decay and gradient are coupled otherwise than stated: L2 regularization is added to the "
+        "gradient (Adam), or it is taken from the weight (AdamW).",
+        "Rows without a gradient move by whole steps, or shrink where they should step.",
+        "The step with the other coupling gives every weight.",
+    ),
+    Cause(
+        "decay_on_norms",
+        "update",
+        "bug",
+        "Norms or biases decay, and only matrices should.",
+        "A vector shrinks beside its step.",
+        "The step with decay gives every weight of the vectors.",
+    ),
+)
+
+
+def on_vectors(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that a norm or a bias decays that should not."""
+    if not case.vector or not recipe.wd or recipe.decay_on != "matrices":
+        return
+    says = f"norms or biases decay by {recipe.lr * recipe.wd:g} of the weight"
+    yield StepGuess("decay_on_norms", says, changed(recipe, decay_on="all"))
+
+
+def missing(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that there is no decay."""
+    if recipe.decays(case.vector) and not _hidden(case, recipe):
+        says = f"no decay; {recipe.lr * recipe.wd:g} of the weight is stated (lr times wd)"
+        yield StepGuess("decay_missing", says, changed(recipe, decay_factor=0.0))
+
+
+def _hidden(case: StepCase, recipe: Recipe) -> bool:
+    """Say whether another statement says more: decay in the gradient, or one that is rounded."""
+    if case.signs:
+        return _steps_towards_zero(case, recipe.lr / 2)
+    plain = changed(recipe, wd=0.0)
+    fit = case.fit(plain)
+    kept = round_to(case.before * (1 - recipe.lr * recipe.wd), case.encodings[1])
+    return fit is not None and fit.direct and bool(np.array_equal(kept, case.before))
+
+
+def other_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that decay is added to the gradient where it should not be, or the other way round."""
+    if not recipe.decays(case.vector):
+        return
+    added = recipe.adds_decay_to_gradient
+    if not added and case.signs and not case.coarse:
+        says = (
+            "weights without a gradient do not shrink, or move by whole steps towards zero: the "
+            "decay is added to the gradient, as Adam's L2 regularization is"
+        )
+        yield StepGuess("decay_coupled", says, changed(recipe, coupled=True), 1)
+        return
+    if not added and case.moments is not None and case.moments.after:
+        return  # the gradient in the moments has it already
+    says = (
+        "the decay is taken from the weight (decoupled, as AdamW does)"
+        if added
+        else "the decay is added to the gradient (coupled, as Adam's L2 regularization)"
+    )
+    yield StepGuess("decay_coupled", says, changed(recipe, coupled=not added))
+
+
+LEAST = 32  # elements of a row that all step towards zero: by chance in one row of 2**32
+
+
+def _steps_towards_zero(case: StepCase, size: float) -> bool:
+    """Say whether some rows step towards zero in every element, by more than a size."""
+    towards = (np.sign(case.change) == -np.sign(case.before)) & (np.abs(case.change) > size)
+    order = np.unique(case.rows, return_inverse=True)[1]
+    counts = np.bincount(order)
+    same = np.bincount(order, towards.astype(np.float64))
+    return bool(((same == counts) & (counts >= LEAST)).any())
+
+
+SHARES = {0.0: "wd itself, without lr", 2.0: "twice lr times wd", 0.5: "half of lr times wd"}
+
+
+def other_share(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess another share of decay, fitted."""
+    if not recipe.wd or recipe.adds_decay_to_gradient or case.coarse:
+        return
+    wanted = changed(recipe, decay_on="all")
+    fit = case.fit(wanted)
+    if fit is None:
+        return
+    _, _, factor, off = fit.factors
+    if not np.isfinite(off) or off > 0.05 or abs(factor) < max(10 * off, FAINT):
+        return
+    share = recipe.lr * recipe.wd * factor
+    says = f"the weight decays by {share:.3g}; {recipe.lr * recipe.wd:.3g} is stated (lr times wd)"
+    for value, what in SHARES.items():
+        value = value or 1 / recipe.lr
+        if abs(factor - value) <= max(6 * off, 1e-2 * value):
+            factor, says = value, f"the weight decays by {what}"
+            break
+    yield StepGuess("decay_factor", says, changed(wanted, decay_factor=factor), 1)
+
+
+HYPOTHESES = (
+    StepHypothesis(("decay_on_norms",), on_vectors, 10, "what is not stated to decay, first"),
+    StepHypothesis(("decay_missing",), missing, 12, "nothing is less than something fitted"),
+    StepHypothesis(("decay_coupled",), other_coupling, 14, "another rule, before a fitted share"),
+    StepHypothesis(("decay_factor",), other_share, 60, "one number is fitted"),
+)

@@ -1,0 +1,386 @@
+"""The official libraries as second readers: what `gguf` and `safetensors` make of the same file.
+
+Names, types, shapes and the bytes of every tensor are held against ours. A library runs in a child
+process with limits, reads the file by itself, and sends facts and digests, a tensor at a time.
+
+Where the two disagree, the file is asked by a third reading, which is a few lines long: one entry
+of the header, as the format's text has it. What fits it is right; who says something else is named.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Timer
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.base.child_process import import_path, start_library_child
+from aprfmt.base.encodings import Encoding, find_encoding
+from aprfmt.base.protocols import TensorInfo
+from aprfmt.base.text_escape import shorten
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.records import LISTED, Finding, NotRun, Result
+from aprfmt.checks.table import SECOND_READER
+from aprfmt.errors import FormatError
+from aprfmt.formats.cursor import MAX_HEADER
+from aprfmt.formats.mapped_file import MappedFile, Shard
+from aprfmt.formats.safetensors.layout import FIELDS, PREFIX
+from aprfmt.tensors.digest import sha256
+
+if TYPE_CHECKING:
+    import subprocess
+
+LIBRARIES: Mapping[str, str] = {"gguf": "gguf", "safetensors": "safetensors"}  # by format
+
+# Limits of the child. The libraries map the file, and `gguf` makes several objects of each element
+# of an array of the metadata: 1.5 kB for each token and merge of a vocabulary.
+_MEMORY = 4 << 30  # bytes of address space above twice the size of the file
+_CPU_SECONDS = 120
+_BYTES_A_SECOND = 32 << 20  # read and hashed in a second of CPU, at the least
+_WALL = 5  # times the CPU time
+_LINE = 8 << 20  # bytes of an answer: names may be long
+
+_CHILD = Path(__file__).with_name("second_reader_child.py")
+_COUNTS = {"no such tensor": 0, "it once": 1, "it twice": 2}
+_UNDECIDED = "not decided"
+_THE_FILE = "the file"
+_OURS = "aprfmt"
+_ENDED = "its process ended: it crashed, or needs more memory or time than it may have"
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """One thing that two readers say differently.
+
+    `tensor` is "" where it is of the file as a whole. `what` is "opens", "present", "type",
+    "shape", "place" or "bytes"; `ours` and `theirs` are what aprfmt and the library say. `outside`
+    names who is outside the specification ("the file", "aprfmt", the library, or "not decided")
+    and `because` how that was found.
+    """
+
+    file: str
+    tensor: str
+    what: str
+    ours: str
+    theirs: str
+    outside: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotRead:
+    """Tensors that the library did not read, and why; `tensor` is one, or how many of a file."""
+
+    file: str
+    tensor: str
+    reason: str
+
+
+@dataclass(slots=True)
+class SecondReading:
+    """What the library said: tensors in all, those that agree in everything, and all others."""
+
+    library: str
+    tensors: int = 0
+    agreed: int = 0
+    disagreements: list[Disagreement] = field(default_factory=list)
+    not_read: list[NotRead] = field(default_factory=list)
+
+
+def check_second_reader(ctx: CheckContext) -> Result:
+    """Let the format's official library read every file, and compare tensor by tensor.
+
+    A disagreement fails, but where the library alone is outside the specification: that is a
+    warning. Raises NotRun where the library did not read every tensor.
+    """
+    reading = read_again(ctx)
+    findings = [_finding(one, reading.library) for one in reading.disagreements]
+    count = f"{reading.agreed} of {reading.tensors} tensors"
+    agreed = f"{reading.library} has the names, types, shapes and bytes of {count}"
+    if reading.not_read:
+        reasons = list(dict.fromkeys(one.reason for one in reading.not_read))
+        raise NotRun(f"{agreed}; not read: {'; '.join(reasons[:LISTED])}", findings)
+    return Result(agreed, findings)
+
+
+def _finding(one: Disagreement, library: str) -> Finding:
+    place = f"{one.file}: {one.tensor}" if one.tensor else one.file
+    said = f"{one.what}: aprfmt has {one.ours}, {library} {one.theirs}"
+    return Finding(
+        place,
+        f"{said}; outside the specification: {one.outside} ({one.because})",
+        "both readers to say the same",
+        "report it with the file" if one.outside != _THE_FILE else "get or write the file again",
+        level="warning" if one.outside == library else "fail",
+    )
+
+
+def read_again(ctx: CheckContext) -> SecondReading:
+    """Return what the library says of the model's files; made once for a context.
+
+    Raises NotRun where the format has no such library, or the file is not on this machine.
+    """
+    if SECOND_READER not in ctx.kept:
+        ctx.kept[SECOND_READER] = _read_files(ctx)
+    found: SecondReading = ctx.kept[SECOND_READER]
+    return found
+
+
+def _read_files(ctx: CheckContext) -> SecondReading:
+    kind = ctx.model.format
+    if kind not in LIBRARIES:
+        raise NotRun(f"there is no official library of the format {kind} to ask")
+    source: Any = ctx.model.source
+    reading = SecondReading(LIBRARIES[kind])
+    shards: Sequence[Shard[Any]] = source.shards
+    if not all(isinstance(shard.file, MappedFile) for shard in shards):
+        raise NotRun(f"{LIBRARIES[kind]} reads files of this machine only")
+    every = sum(shard.file.size for shard in shards)
+    done = 0
+    for shard in shards:
+        reading.tensors += len(shard.parsed.infos)
+        for nbytes in _Comparison(kind, shard, reading).run():
+            done += nbytes
+            if ctx.progress is not None:
+                ctx.progress(min(done, every), every)
+    return reading
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """One tensor as a header has it: `encoding` is the format's own code, `offset` absolute.
+
+    `nbytes` is None where the format leaves it to the encoding's block.
+    """
+
+    encoding: str | int | None
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int | None = None
+
+
+class _Comparison:
+    """One file: the library's rows, as they come, against ours."""
+
+    def __init__(self, kind: str, shard: Shard[Any], reading: SecondReading) -> None:
+        self._kind, self._shard, self._reading = kind, shard, reading
+        self._file = str(shard.file.path)
+        parsed = shard.parsed
+        carried: Mapping[str, str] = getattr(parsed, "carried", {})
+        infos: Mapping[str, TensorInfo] = getattr(parsed, "stored", None) or parsed.infos
+        self._ours = {info.name: info for info in infos.values()}
+        self._left = dict.fromkeys(self._ours)
+        self._broken = {
+            carried.get(name, name): str(why) for name, why in parsed.faults.broken.items()
+        }
+
+    def run(self) -> Iterator[int]:
+        """Compare everything; yield bytes compared, after each tensor."""
+        said, raised, ended = _ENDED, False, False
+        for row in _rows_of_child(self._kind, self._shard.file):
+            if "library" in row:
+                self._reading.library = str(row["library"])
+            elif "stopped" in row:
+                said, raised = f"stops: {row['stopped']}", bool(row["raised"])
+            elif "end" in row:
+                ended = True
+            else:
+                yield self._compare(row)
+        if ended:
+            for name in self._left:
+                self._differ(name, "present", "it once", "no such tensor")
+            for damage in self._shard.parsed.faults.damage:
+                self._reading.disagreements.append(
+                    Disagreement(self._file, "", "opens", shorten(damage.text, 300),
+                                 "opens it without a complaint", _THE_FILE, "it breaks that rule")
+                )  # fmt: skip
+        else:
+            self._stopped(said, raised)
+
+    def _stopped(self, said: str, raised: bool) -> None:
+        """Report a library that did not read to the end; `raised` is by an error of its own.
+
+        A library that needs more than it may have has decided nothing about a file that is sound.
+        """
+        self._reading.not_read.append(NotRead(self._file, f"{len(self._left)} tensors", said))
+        parsed = self._shard.parsed
+        own = [one.text for one in parsed.faults.damage]
+        own += [one.text for one in parsed.notes if one.level == "warning"]
+        if own or raised:
+            outside, because = _UNDECIDED, "aprfmt finds nothing wrong with it"
+            if own:
+                outside, because = _THE_FILE, f"aprfmt says: {shorten(own[0], 200)}"
+            self._reading.disagreements.append(
+                Disagreement(self._file, "", "opens", f"{len(self._ours)} tensors", said, outside,
+                             because)
+            )  # fmt: skip
+
+    def _compare(self, row: Mapping[str, Any]) -> int:
+        """Hold a row of the library against ours; return the bytes of the tensor."""
+        name = str(row["name"])
+        if name not in self._ours:
+            self._differ(name, "present", "no such tensor", "it once")
+            return 0
+        if name not in self._left:
+            self._differ(name, "present", "it once", "it twice")
+            return 0
+        del self._left[name]
+        info = self._ours[name]
+        mine = self._facts(info)
+        same = True
+        for what, ours, theirs in (
+            ("type", mine.encoding, row["encoding"]),
+            ("shape", list(mine.shape), row.get("shape", list(mine.shape))),
+            ("place", mine.offset, mine.offset if row.get("offset") is None else row["offset"]),
+        ):
+            if ours != theirs:
+                self._differ(name, what, _shown(ours), _shown(theirs))
+                same = False
+        if "lacks" in row:
+            self._reading.not_read.append(
+                NotRead(self._file, name, f"{self._reading.library} has no {row['lacks']}")
+            )
+            return info.nbytes
+        if same and name not in self._broken:
+            same = self._same_bytes(info, row)
+        self._reading.agreed += same
+        return info.nbytes
+
+    def _same_bytes(self, info: TensorInfo, row: Mapping[str, Any]) -> bool:
+        file, stop = self._shard.file, info.offset + info.nbytes
+        found = sha256(file.windows(info.offset, stop))
+        if found == row["sha256"] and row["nbytes"] == info.nbytes:
+            return True
+        if isinstance(file, MappedFile):
+            file.refuse_changed()
+        self._differ(
+            info.name, "bytes", f"{info.nbytes} with SHA-256 {found}",
+            f"{row['nbytes']} with SHA-256 {row['sha256']}",
+        )  # fmt: skip
+        return False
+
+    def _facts(self, info: TensorInfo) -> _Stored:
+        row = find_encoding(info.encoding)
+        return _Stored(_code(self._kind, row), tuple(info.shape), info.offset)
+
+    def _differ(self, name: str, what: str, ours: str, theirs: str) -> None:
+        """Report a difference; the header itself says whose it is."""
+        outside, because = self._decide(name, what, ours, theirs)
+        shown = shorten(name, 200)
+        self._reading.disagreements.append(
+            Disagreement(self._file, shown, what, ours, theirs, outside, because)
+        )
+
+    def _decide(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
+        """Return who is outside the specification, and why."""
+        if name in self._broken:
+            return _THE_FILE, f"aprfmt says: {shorten(self._broken[name], 200)}"
+        try:
+            entry = header_entries(self._kind, self._shard).get(name)
+        except (FormatError, ValueError, struct.error, KeyError, TypeError):
+            return _UNDECIDED, "the header cannot be read without either"
+        if what == "present":
+            count = entry[1] if entry else 0
+            return self._who(count == _COUNTS[ours], f"the header has {count} of it")
+        if entry is None:
+            return _UNDECIDED, "the header has no such entry"
+        stored = entry[0]
+        said: Mapping[str, Any] = {
+            "type": stored.encoding, "shape": list(stored.shape), "place": stored.offset,
+        }  # fmt: skip
+        if what not in said:
+            mine = self._ours[name]
+            fits = mine.offset == stored.offset and stored.nbytes in (None, mine.nbytes)
+            return self._who(fits, f"the header has its bytes at {stored.offset}")
+        truth = _shown(said[what])
+        if truth not in (ours, theirs):
+            return _UNDECIDED, f"the header has {truth}"
+        return self._who(truth == ours, f"the header has {truth}")
+
+    def _who(self, ours_fit: bool, because: str) -> tuple[str, str]:
+        return (self._reading.library if ours_fit else _OURS), because
+
+
+def _shown(value: object) -> str:
+    return shorten(str(value), 200)
+
+
+def _code(kind: str, row: Encoding) -> str | int | None:
+    """Return a format's own code of an encoding."""
+    return row.ggml if kind == "gguf" else row.safetensors
+
+
+def header_entries(kind: str, shard: Shard[Any]) -> dict[str, tuple[_Stored, int]]:
+    """Return each tensor's entry in a header, and how often it has one, by the format's text alone.
+
+    Layout sources: the format section of safetensors' README; `gguf_tensor_info_t` of ggml's page
+    on GGUF.
+    """
+    found: dict[str, tuple[_Stored, int]] = {}
+    for name, stored in (_gguf_entries if kind == "gguf" else _safetensors_entries)(shard):
+        found[name] = stored, found[name][1] + 1 if name in found else 1
+    return found
+
+
+def _gguf_entries(shard: Shard[Any]) -> Iterator[tuple[str, _Stored]]:
+    parsed = shard.parsed
+    start, stop = parsed.table
+    table, order, at = bytes(shard.file.view[start:stop]), parsed.order, 0
+    for _ in range(parsed.counts[0]):
+        (length,) = struct.unpack_from(f"{order}Q", table, at)
+        name = table[at + 8 : at + 8 + length].decode()
+        at += 8 + length
+        (ndim,) = struct.unpack_from(f"{order}I", table, at)
+        *sizes, kind, offset = struct.unpack_from(f"{order}{ndim}QIQ", table, at + 4)
+        at += 4 + 8 * ndim + 12
+        yield name, _Stored(kind, tuple(sizes[::-1]), parsed.data_offset + offset)
+
+
+def _safetensors_entries(shard: Shard[Any]) -> Iterator[tuple[str, _Stored]]:
+    raw = bytes(shard.file.view[: PREFIX + min(MAX_HEADER, shard.parsed.header_size)])
+    (length,) = struct.unpack_from("<Q", raw)
+    pairs: list[tuple[str, Any]] = json.loads(raw[PREFIX : PREFIX + length], object_pairs_hook=list)
+    for name, entry in pairs:
+        if name != "__metadata__":
+            dtype, shape, offsets = (dict(entry)[key] for key in FIELDS)
+            at = PREFIX + length + offsets[0]
+            yield name, _Stored(dtype, tuple(shape), at, offsets[1] - offsets[0])
+
+
+# --- the child --------------------------------------------------------------------------------
+
+
+def _rows_of_child(kind: str, file: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield what the library's process says of a file; it ends with this generator."""
+    seconds = _CPU_SECONDS + file.size // _BYTES_A_SECOND
+    request = {
+        "path": import_path(), "format": kind, "file": str(file.path.absolute()),
+        "cpu_seconds": seconds, "memory": _MEMORY + 2 * file.size,
+    }  # fmt: skip
+    try:
+        child = start_library_child(_CHILD)
+    except OSError as error:
+        raise NotRun(f"a process for {LIBRARIES[kind]} could not start: {error}") from None
+    timer = Timer(_WALL * seconds, child.kill)
+    timer.start()
+    try:
+        yield from _answers(child, json.dumps(request).encode("ascii") + b"\n")
+    finally:
+        timer.cancel()
+        child.kill()
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                stream.close()
+        child.wait()
+
+
+def _answers(child: "subprocess.Popen[bytes]", request: bytes) -> Iterator[Mapping[str, Any]]:
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write(request)
+        child.stdin.flush()
+    except BrokenPipeError:
+        return
+    while (raw := child.stdout.readline(_LINE)).endswith(b"\n"):
+        yield json.loads(raw)

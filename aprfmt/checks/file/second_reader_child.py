@@ -1,0 +1,149 @@
+"""The process in which an official library opens a file; started by `second_reader.py`.
+
+The first line of stdin has the import path, the limits, the format and the file. The answers are
+JSON lines: `library` (name and version), a row for each tensor as the library gives it, then
+`end`, or `stopped` with the reason; `raised` says that this is an error of the library's own. The
+libraries have no limits, so that the process has them: what needs more may end it without a word.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+WINDOW = 8 << 20  # bytes hashed at a time
+Row = dict[str, Any]
+
+
+def read_gguf(path: str) -> Iterator[Row]:
+    """Yield {name, encoding, shape, nbytes, offset, sha256} of each tensor as `gguf` gives it.
+
+    `encoding` is the number of the ggml type, `shape` is outermost first. A tensor of a type that
+    the library has not is {name, encoding, lacks}.
+    """
+    import gguf
+    import numpy as np
+
+    known = {int(kind) for kind in gguf.GGMLQuantizationType}
+    lacking: list[Row] = []
+
+    class Reader(gguf.GGUFReader):
+        """The library's reader; one type that it has not would keep it from all other tensors."""
+
+        def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+            there = []
+            for each in fields:
+                kind = int(each.parts[4][0])
+                if kind in known:
+                    there.append(each)
+                else:
+                    lacking.append({"name": each.name, "encoding": kind, "lacks": f"type {kind}"})
+            super()._build_tensors(start_offs, there)
+
+    reader = Reader(path)
+    yield from lacking
+    for tensor in reader.tensors:
+        raw = tensor.data.reshape(-1).view(np.uint8)
+        digest = hashlib.sha256()
+        for start in range(0, raw.size, WINDOW):
+            digest.update(raw[start : start + WINDOW].data)
+        yield {
+            "name": tensor.name,
+            "encoding": int(tensor.tensor_type),
+            "shape": [int(size) for size in reversed(tensor.shape)],
+            "nbytes": int(raw.size),
+            "offset": int(tensor.data_offset),
+            "sha256": digest.hexdigest(),
+        }
+
+
+# What the library takes from numpy by these names, and numpy has not.
+_NUMPY_LACKS = (
+    "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz",
+)  # fmt: skip
+
+
+def name_types() -> None:
+    """Give this process's numpy the small float types, for `safetensors` to find them there."""
+    import ml_dtypes  # numpy then also knows bfloat16 by its name
+    import numpy as np
+
+    for name in _NUMPY_LACKS:
+        if not hasattr(np, name):
+            setattr(np, name, getattr(ml_dtypes, name))
+
+
+def read_safetensors(path: str) -> Iterator[Row]:
+    """Yield {name, encoding, shape, nbytes, offset, sha256} of each tensor.
+
+    `encoding` is the format's dtype. The library gives no offsets: `offset` is None. Where numpy
+    cannot hold what the library makes, the row has no bytes and `lacks` says why.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        for name in file.keys():
+            part = file.get_slice(name)
+            row: Row = {"name": name, "encoding": part.get_dtype(), "shape": part.get_shape()}
+            try:
+                row |= _hashed(file, name, part)
+            except MemoryError:
+                raise
+            except Exception as error:  # of numpy or the library: which, its versions decide
+                why = f"{type(error).__name__}: {error}"[:200]
+                row["lacks"] = f"array of dtype {row['encoding']} ({why})"
+            yield row
+
+
+def _hashed(file: Any, name: str, part: Any) -> Row:
+    """Return size and digest of a tensor's bytes, a band of its rows at a time."""
+    import numpy as np
+
+    shape = part.get_shape()
+    digest, size = hashlib.sha256(), 0
+    rows = shape[0] if len(shape) > 1 else 0
+    each = max(1, WINDOW // (8 * max(1, math.prod(shape[1:]))))
+    bands = (part[at : min(at + each, rows)] for at in range(0, rows, each))
+    for values in bands if rows else (file.get_tensor(name),):
+        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        digest.update(raw.data)
+        size += raw.size
+    return {"nbytes": size, "offset": None, "sha256": digest.hexdigest()}
+
+
+READERS = {"gguf": read_gguf, "safetensors": read_safetensors}
+
+
+def answers(kind: str, path: str, memory: int) -> Iterator[Row]:
+    """Yield every answer to one request; `memory` is the limit in bytes, which the text names."""
+    from importlib.metadata import version
+
+    try:
+        yield {"library": f"{kind} {version(kind)}"}
+        yield from READERS[kind](path)
+        yield {"end": True}
+    except MemoryError:
+        yield {"stopped": f"needs more than {memory >> 20} MiB of memory", "raised": False}
+    except ImportError as error:
+        yield {"stopped": f"cannot be imported: {error}", "raised": False}
+    except Exception as error:
+        yield {"stopped": f"{type(error).__name__}: {error}"[:300], "raised": True}
+
+
+def main() -> None:
+    """Answer the request on stdin."""
+    request = json.loads(sys.stdin.buffer.readline())
+    sys.path[:] = request["path"]
+    from aprfmt.base.resource_limits import limit_resources
+
+    limit_resources(request["cpu_seconds"], request["memory"])
+    name_types()
+    for row in answers(request["format"], request["file"], request["memory"]):
+        sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What the ranks of a dump say against one another, whatever the model says."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from aprfmt.inference.trace import Trace
+from aprfmt.measure.findings import Finding
+
+
+def ranks_apart(traces: Mapping[str, Trace]) -> Iterator[Finding]:
+    """Yield the finding that ranks hold other values of what every rank computes alike.
+
+    The first array is where it begins; what ranks hold unlike behind it follows from it.
+    """
+    for label, trace in traces.items():
+        dump: Any = trace.run.get("dump")
+        rows = dump.get("unequal", ()) if isinstance(dump, Mapping) else ()
+        if not rows:
+            continue
+        first, names = rows[0], tuple(dict.fromkeys(row["name"] for row in rows))
+        more = f", and so in {len(names) - 1} arrays behind it" if len(names) > 1 else ""
+        yield Finding(
+            "ranks_differ", f"{first['name']} (pass {first['pass']}): {first['says']}{more}",
+            "forward", "bug", names, False, "", first["apart"], None, first["name"],
+            {"axis": first["axis"], "ranks": list(first["ranks"])}, label,
+        )  # fmt: skip

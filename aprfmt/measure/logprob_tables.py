@@ -1,0 +1,205 @@
+"""Log-probabilities of two runs of the same tokens, as one table by position.
+
+A side has for each position the log-probabilities of some tokens, or of all. They are compared
+where both have them, after normalising: a row of logits is less its log-sum-exp, a row that adds
+to 1 already is taken as it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.measure.log_softmax import is_log_softmax
+from aprfmt.measure.tolerances import Threshold
+
+Numbers = NDArray[Any]
+_ONE_ROW = 3.0  # times the tolerance of all rows that one row's differences may have
+LEAST = -9999.0  # what vLLM writes for minus infinity
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Log-probabilities by position: of the token behind position p, given those up to it.
+
+    `ids` are all tokens. `rows` maps a position to the log-probabilities of tokens. `full` says
+    that a row has all tokens of the vocabulary.
+    """
+
+    ids: tuple[int, ...]
+    rows: Mapping[int, Mapping[int, float]]
+    full: bool = False
+    whose: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRow:
+    """One position: the token behind it, both sides' log-probabilities, and their distance.
+
+    `difference` is this side less the reference. `largest` is the largest difference of any shared
+    token, `rms` the root mean square of all. `kl` is the divergence KL(reference || this side) in
+    nats over the shared tokens, what is left of each row being one more.
+    """
+
+    position: int
+    token: int | None
+    here: float | None
+    reference: float | None
+    difference: float | None
+    largest: float
+    kl: float
+    shared: int
+    rms: float
+
+
+@dataclass(frozen=True)
+class LogprobTable:
+    """All positions that both sides have, and what they come to."""
+
+    rows: tuple[LogprobRow, ...]
+    rel_l2: float
+    bits: bool
+    tolerance: Threshold
+    only_here: int
+    only_there: int
+    size: float = 1.0  # root mean square of the reference's values
+
+    @property
+    def compared(self) -> int:
+        """How many positions have a token on both sides."""
+        return len(self.rows)
+
+    @property
+    def worst(self) -> LogprobRow | None:
+        """The position with the largest difference."""
+        return max(self.rows, key=lambda row: row.largest, default=None)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether the log-probabilities differ by more than rounding of logits makes."""
+        return not self.rel_l2 <= self.tolerance.rel_l2 or self.first is not None
+
+    @property
+    def first(self) -> LogprobRow | None:
+        """The first position whose own differences are beyond what a single row may have."""
+        bound = _ONE_ROW * self.tolerance.rel_l2 * self.size
+        return next((row for row in self.rows if not row.rms <= bound), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table and its summary."""
+        told = [row.difference for row in self.rows if row.difference is not None]
+        kl = [row.kl for row in self.rows]
+        return {
+            "compared": self.compared,
+            "only_here": self.only_here,
+            "only_in_reference": self.only_there,
+            "bits": self.bits,
+            "rel_l2": self.rel_l2,
+            "tolerance": self.tolerance.rel_l2,
+            "reason": self.tolerance.reason,
+            "max_difference": max((row.largest for row in self.rows), default=0.0),
+            "mean_difference": float(np.mean(told)) if told else 0.0,
+            "mean_abs_difference": float(np.mean(np.abs(told))) if told else 0.0,
+            "mean_kl": float(np.mean(kl)) if kl else 0.0,
+            "max_kl": max(kl, default=0.0),
+            "first": None if self.first is None else self.first.position,
+            "positions": [asdict(row) for row in self.rows],
+        }
+
+
+def of_logits(ids: Sequence[int], logits: Numbers, positions: Sequence[int], whose: str) -> "Rows":
+    """Return rows of logits [positions, vocabulary] as log-probabilities."""
+    return Rows(tuple(ids), normalised(logits), tuple(positions), whose)
+
+
+def normalised(logits: Numbers) -> Numbers:
+    """Return rows less their log-sum-exp, in float64; rows that add to 1 already as they are."""
+    wide = np.asarray(logits, np.float64)
+    if is_log_softmax(np.asarray(logits)):
+        return wide
+    top = wide.max(axis=-1, keepdims=True)
+    found: Numbers = wide - top - np.log(np.exp(wide - top).sum(axis=-1, keepdims=True))
+    return found
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Whole rows of log-probabilities, [positions, vocabulary]."""
+
+    ids: tuple[int, ...]
+    values: Numbers
+    positions: tuple[int, ...]
+    whose: str = ""
+
+
+Side = Logprobs | Rows
+
+
+def _row(side: Side, position: int, tokens: Sequence[int] | None) -> dict[int, float]:
+    """Return a side's log-probabilities at a position: of these tokens, or those it lists."""
+    if isinstance(side, Logprobs):
+        held = side.rows[position]
+        return dict(held) if tokens is None else {one: held[one] for one in tokens if one in held}
+    values = side.values[side.positions.index(position)]
+    chosen = range(len(values)) if tokens is None else [t for t in tokens if t < len(values)]
+    return {token: float(values[token]) for token in chosen}
+
+
+def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> LogprobTable:
+    """Return the table of the positions that both sides have."""
+    mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
+    theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
+    both = sorted(set(mine) & set(theirs))
+    rows, total, size, count, bits = [], 0.0, 0.0, 0, True
+    for at in both:
+        few = here if isinstance(here, Logprobs) else reference
+        listed = list(_row(few, at, None)) if isinstance(few, Logprobs) else None
+        x, y = _row(here, at, listed), _row(reference, at, listed)
+        shared = [one for one in x if one in y]
+        if not shared:
+            continue
+        a, b = np.array([x[one] for one in shared]), np.array([y[one] for one in shared])
+        finite = np.isfinite(a) & np.isfinite(b) & (a > LEAST) & (b > LEAST)
+        alike = (a == b) | (np.minimum(a, LEAST) == np.minimum(b, LEAST))
+        apart = np.where(finite, np.abs(a - b), np.where(alike, 0.0, np.inf))
+        bits &= bool(np.all(apart == 0))
+        total += float(np.sum(apart**2))
+        count += len(shared)
+        size += float(np.sum(np.where(finite, b, 0.0) ** 2))
+        token = reference.ids[at + 1] if at + 1 < len(reference.ids) else None
+        told = token in x and token in y
+        rows.append(
+            LogprobRow(
+                at,
+                token,
+                x[token] if told and token is not None else None,
+                y[token] if told and token is not None else None,
+                x[token] - y[token] if told and token is not None else None,
+                float(apart.max()),
+                divergence(b[finite], a[finite]),
+                len(shared),
+                float(np.sqrt(np.mean(apart**2))),
+            )
+        )
+    rel = float(np.sqrt(total) / np.sqrt(size)) if size else float(np.sqrt(total))
+    return LogprobTable(
+        tuple(rows),
+        rel,
+        bits and bool(rows),
+        tolerance,
+        len(set(mine) - set(theirs)),
+        len(set(theirs) - set(mine)),
+        float(np.sqrt(size / max(count, 1))),
+    )
+
+
+def divergence(p: Numbers, q: Numbers) -> float:
+    """Return KL(p || q) in nats of some tokens' log-probabilities; the rest counts as one more."""
+    x, y = np.exp(p), np.exp(q)
+    rest = max(0.0, 1.0 - float(x.sum())), max(0.0, 1.0 - float(y.sum()))
+    found = float(np.sum(x * (p - q)))
+    if rest[0] > 1e-6 and rest[1] > 1e-6:
+        found += rest[0] * float(np.log(rest[0] / rest[1]))
+    return max(0.0, found)

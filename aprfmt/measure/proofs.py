@@ -1,0 +1,59 @@
+"""What was done to show a cause, and the one function that says how sure the cause then is.
+
+A cause is located where a difference was found or measured. It is explained where the change that
+it states was made and gives the other side. It is confirmed where that holds for all it speaks of,
+on items that the change was not found on, within a bound that is not the accused side's own.
+"""
+
+import math
+from dataclasses import dataclass
+
+from aprfmt.measure.verdicts import Certainty
+
+MOST = 0.5  # of the items a change has to give to be called explained
+HALVES = 2  # one half of the items gives the numbers of a change, the other half judges them
+BITS = 32  # that agree; a table of 2**6 changes then fits by chance once in 2**26 pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A stated change that was made, and what came of it.
+
+    `count` are the items that differed and that the change speaks of: values, bytes, rows of a
+    point, points, texts. `share` is that of them which the change gives, to the bit or within the
+    rounding of the coarser encoding. `free` counts the numbers that were found on these items, one
+    item a number. `bits` are the binary digits with which one item judges; infinite where nothing
+    else was a choice. `accused` says that the bound is made of the steps of the accused side.
+    """
+
+    count: float
+    share: float
+    free: float
+    bits: float
+    accused: bool = False
+
+    @property
+    def judged(self) -> bool:
+        """True where enough is left, once the numbers are found, that no other change fits it."""
+        left = self.count - self.free
+        return left > 0 and left >= (HALVES - 1) * self.free and left * self.bits >= BITS
+
+
+def certainty_of(proof: Proof | None) -> Certainty:
+    """Return how sure a cause is; None where no change was made: it was measured, or replaced.
+
+    Every cause of every command gets its certainty here.
+    """
+    if proof is None or proof.share < MOST:
+        return "located"
+    if proof.share < 1.0 or proof.accused or not proof.judged:
+        return "explained"
+    return "confirmed"
+
+
+def unfitted_proof(count: float = 1, share: float = 1.0) -> Proof:
+    """Return the proof of a change that takes no number from what judges it.
+
+    What a file says of itself, a part exchanged for the other side's, a pass with a stated key.
+    """
+    return Proof(count, share, 0, math.inf)

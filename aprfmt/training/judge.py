@@ -1,0 +1,365 @@
+"""Whether a recipe gives the weights after a step, and which mistake does where it does not."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from aprfmt.causes.training.case import FEWEST, LONG, SIZES, USUAL, Fit, StepCase, StepGuess
+from aprfmt.causes.training.clipping import clip_factor
+from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
+from aprfmt.causes.training.lost_updates import CHANCE, arrived, swallowed
+from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
+from aprfmt.causes.training.step_size import measured_factor
+from aprfmt.causes.training.table import GRADIENTS, UPDATES
+from aprfmt.measure.encoding_noise import UNIT, spacing
+from aprfmt.training.parameters import Parameter
+from aprfmt.training.report import Judged
+from aprfmt.training.update import pieces
+
+SAMPLE = 1 << 16  # elements on which rules are tried; the one that fits is held to all
+ENOUGH = 8  # elements of a half that judges a fitted number
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Numbers of one parameter by rows [start, stop) of its last axis, float64."""
+
+    rows: Callable[[int, int], F64]
+    noise: float = 0.0  # how exact they are, relative to each number
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the optimizer had for one parameter: its gradient, and its moments."""
+
+    gradient: RowReader | None = None
+    first: RowReader | None = None
+    second: RowReader | None = None
+    step: int = 0
+    after: bool = True
+    others: Mapping[str, float] = field(default_factory=dict)
+    idle: bool = False  # it has no gradient in this step: A of a pair whose B is zero
+
+    @property
+    def noise(self) -> float:
+        """How exact the numbers are."""
+        moments = (self.first, self.second)
+        found = [row.noise for row in (self.gradient, *moments) if row is not None]
+        return max(found, default=0.0)
+
+    def moments(self, start: int, stop: int) -> Moments | None:
+        """Return the moments of some rows, flat."""
+        if self.first is None and self.second is None:
+            return None
+        first, second = (
+            None if row is None else row.rows(start, stop).reshape(-1)
+            for row in (self.first, self.second)
+        )
+        return Moments(first, second, self.step, self.after)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on one update.
+
+    `guesses` are the mistakes that give it, the likeliest first; `whole` says that they were held
+    to all elements, `signs` that the signs of the step were not known. `step` is the size of the
+    usual element's step, `decay` the share of the weight that was taken away, `arrived` the share
+    of the expected update that is there. `shows` says whether the stored type is fine enough for
+    the step to be seen, `decays_all` that a vector decays where that was not said, `clipped` the
+    norm that the gradients were clipped to where that was not said.
+    """
+
+    verdict: Judged
+    why: str = ""
+    guesses: tuple[StepGuess | GradientGuess, ...] = ()
+    whole: bool = False
+    step: float | None = None
+    decay: float | None = None
+    arrived: float | None = None
+    signs: bool = False
+    shows: bool = True
+    decays_all: bool = False
+    clipped: float | None = None
+
+
+def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
+    """Return whether a recipe gives the weights after the step, in every element."""
+    after = parameter.after
+    assert after is not None
+    for side in (parameter.before, after):
+        if side.encoding not in UNIT:
+            return Judgement("not compared", f"{side.encoding} is no type that is trained in")
+    signs = held.gradient is None and held.first is None and held.second is None
+    if signs and not _one_size(recipe):
+        return Judgement("not compared", _lacking(recipe))
+    sample = _sample(parameter, held, signs)
+    if not np.isfinite(sample.after).all():
+        return Judgement("differs", "holds NaN or infinite numbers")
+    recipe = _clipped(recipe, held)
+    fits = [(one, fit) for one in _meanings(recipe, sample) if (fit := sample.fit(one)) is not None]
+    if not fits:
+        return Judgement("not compared", _lacking(recipe))
+    if signs and recipe.step is None and not recipe.row.sizes == "every step":
+        if sample.coarse or not _concentrated(sample, fits[0][1]):
+            return Judgement("not compared", _lacking(recipe))
+    if signs and not _steps(sample, fits) and not held.idle:
+        return Judgement("not compared", "makes no step, and no gradient says whether it should")
+    for one, fit in fits:
+        if fit.right and not swallowed(sample, fit.update.whole):
+            found = _judged_whole(parameter, one, held, signs, fit)
+            return replace(found, decays_all=_decays_all(recipe, one, sample, fits))
+    for bound in _bounds(recipe, held):
+        one = changed(fits[0][0], scale=clip_factor(bound, held.others["norm"]))
+        clipped = sample.fit(one)
+        if clipped is not None and clipped.right:
+            return replace(_judged_whole(parameter, one, held, signs, clipped), clipped=bound)
+    return _explained(parameter, fits[0][0], held, sample, fits[0][1])
+
+
+def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
+    """Say whether any element does more than decay, or none can be expected to be seen to."""
+    if case.coarse:
+        width = spacing(case.before, case.encodings[1])
+        if float((fits[0][0].lr / width).sum()) < CHANCE:
+            return True
+    return all(
+        bool((np.abs(case.change - fit.update.decay) > case.rounding).any()) for _, fit in fits
+    )
+
+
+def _one_size(recipe: Recipe) -> bool:
+    """Say whether this step's elements have one size, whatever the gradient is."""
+    sizes = recipe.row.sizes
+    return sizes == "every step" or (sizes == "first step" and recipe.step in (None, 1))
+
+
+def _lacking(recipe: Recipe) -> str:
+    """Return why a step cannot be made again."""
+    if recipe.row.sizes == "first step":
+        return (
+            "the step of a later number needs the optimizer's state (--optimizer-state), or it is "
+            "the first: step=1"
+        )
+    return "the step needs the gradient (--grads) or the optimizer's state (--optimizer-state)"
+
+
+def _clipped(recipe: Recipe, held: Held) -> Recipe:
+    """Return the recipe with the factor by which it clips all gradients."""
+    norm = held.others.get("norm")
+    if recipe.clip is None or norm is None or held.gradient is None:
+        return recipe
+    return changed(recipe, scale=clip_factor(recipe.clip, norm))
+
+
+CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip to
+
+
+def _bounds(recipe: Recipe, held: Held) -> Sequence[float]:
+    """Return the norms that the gradients may have been clipped to, where that was not said."""
+    norm = held.others.get("norm")
+    if recipe.clip is not None or norm is None or held.gradient is None:
+        return ()
+    return [bound for bound in CLIPS if bound < norm]
+
+
+def _meanings(recipe: Recipe, case: StepCase) -> list[Recipe]:
+    """Return the recipes that a statement may mean: what decays is not always said."""
+    if case.vector and recipe.wd and not recipe.decay_on:
+        return [changed(recipe, decay_on="matrices"), changed(recipe, decay_on="all")]
+    return [recipe]
+
+
+def _decays_all(
+    recipe: Recipe, one: Recipe, case: StepCase, fits: list[tuple[Recipe, Fit]]
+) -> bool:
+    """Say whether a vector decays, where it was not said whether vectors do."""
+    return not recipe.decay_on and one.decay_on == "all" and not fits[0][1].right
+
+
+def _concentrated(case: StepCase, fit: Fit) -> bool:
+    """Say whether most elements that moved did so by one size, as in a first step."""
+    rest = np.abs(case.change - fit.update.decay)
+    moved = rest > 2 * case.rounding
+    if np.count_nonzero(moved) < FEWEST:
+        return True  # nothing to see: the decay alone
+    size = float(np.quantile(rest[moved], LONG))
+    slack = 2 * case.rounding[moved] + SIZES * size
+    return bool((np.abs(rest[moved] - size) <= slack).mean() >= USUAL)
+
+
+def _sample(parameter: Parameter, held: Held, signs: bool) -> StepCase:
+    """Return all elements of a parameter, or those of rows that are spread over it."""
+    size = int(np.prod(parameter.before.shape, dtype=np.int64))
+    columns = max(1, parameter.before.shape[-1] if parameter.before.shape else 1)
+    rows = size // columns
+    if size <= SAMPLE:
+        case = _case(parameter, held, signs, 0, rows)
+        return replace(case, shape=(rows, columns))
+    block = max(1, min(64, SAMPLE // columns // 16))
+    starts = np.linspace(0, rows - block, max(2, SAMPLE // columns // block)).astype(int)
+    parts = [_case(parameter, held, signs, int(at), int(at) + block) for at in np.unique(starts)]
+    return _joined(parts)
+
+
+def _case(parameter: Parameter, held: Held, signs: bool, start: int, stop: int) -> StepCase:
+    """Return the elements of rows [start, stop)."""
+    before, after = parameter.before, parameter.after
+    assert after is not None
+    w0 = before.rows(start, stop).astype(np.float64)
+    w1 = after.rows(start, stop).astype(np.float64)
+    return _made(parameter, held, signs, start, w0, w1)
+
+
+def _made(parameter: Parameter, held: Held, signs: bool, start: int, w0: F64, w1: F64) -> StepCase:
+    stop = start + len(w0)
+    numbers = np.repeat(np.arange(start, stop), w0.shape[1])
+    if parameter.vector:
+        numbers = np.arange(w0.size)
+    gradient = None if held.gradient is None else held.gradient.rows(start, stop).reshape(-1)
+    assert parameter.after is not None
+    return StepCase(
+        parameter.key,
+        parameter.vector,
+        w0.reshape(-1),
+        w1.reshape(-1),
+        (parameter.before.encoding, parameter.after.encoding),
+        numbers,
+        gradient,
+        held.moments(start, stop),
+        signs,
+        held.noise,
+        others=held.others,
+    )
+
+
+def _joined(parts: list[StepCase]) -> StepCase:
+    """Return several cases of one parameter as one."""
+
+    def joined(values: list[F64 | None]) -> F64 | None:
+        known = [each for each in values if each is not None]
+        return np.concatenate(known) if known else None
+
+    moments = parts[0].moments
+    if moments is not None:
+        held = [each.moments for each in parts if each.moments is not None]
+        moments = replace(
+            moments,
+            first=joined([each.first for each in held]),
+            second=joined([each.second for each in held]),
+        )
+    return replace(
+        parts[0],
+        before=np.concatenate([each.before for each in parts]),
+        after=np.concatenate([each.after for each in parts]),
+        rows=np.concatenate([each.rows for each in parts]),
+        gradient=joined([each.gradient for each in parts]),
+        moments=moments,
+    )
+
+
+def _cases(parameter: Parameter, held: Held, signs: bool) -> Iterator[StepCase]:
+    """Yield all elements of a parameter, in pieces."""
+    for start, _, w0, w1 in pieces(parameter.before, parameter.after):
+        assert w1 is not None
+        yield _made(parameter, held, signs, start, w0, w1)
+
+
+def _judged_whole(
+    parameter: Parameter, recipe: Recipe, held: Held, signs: bool, sample: Fit
+) -> Judgement:
+    """Return the verdict on all elements, where the sample is right."""
+    size, rate = _facts(sample, recipe)
+    share = None if signs else arrived(sample.case, sample.update.whole)
+    found = Judgement(
+        "agrees", step=size, decay=rate, arrived=share, shows=sample.exact or sample.shows
+    )
+    if sample.case.shape is not None:
+        return found
+    wrong: list[int] = []
+    count = 0
+    for case in _cases(parameter, held, signs):
+        if not np.isfinite(case.after).all():
+            return replace(found, verdict="differs", why="holds NaN or infinite numbers")
+        fit = case.fit(recipe)
+        assert fit is not None
+        if fit.share < 1 and not fit.exact:
+            count += int(np.count_nonzero(~fit.near))
+            wrong += np.unique(case.rows[~fit.near])[:4].tolist()
+    if not wrong:
+        return found
+    why = f"{count} elements are not what the step gives, in rows {', '.join(map(str, wrong[:4]))}"
+    return replace(found, verdict="differs", why=why)
+
+
+def _facts(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
+    """Return the size of the usual element's step, and the share of the weight that decayed."""
+    case = fit.case
+    factor, off, decay, decay_off = fit.factors
+    size = float(np.median(np.abs(fit.update.step))) if off < 0.25 else None
+    rate = recipe.lr * recipe.wd * recipe.decay_factor * decay
+    known = decay_off < 0.25 and recipe.decays(case.vector)
+    return None if size is None else factor * size, rate if known else None
+
+
+def _explained(
+    parameter: Parameter, recipe: Recipe, held: Held, sample: StepCase, fit: Fit
+) -> Judgement:
+    """Return every mistake that gives the weights after the step, or that none is known."""
+    size, rate = _facts(fit, recipe)
+    share = None if sample.signs else arrived(sample, fit.update.whole)
+    half = np.arange(sample.before.size)
+    first, second = sample.part(half % 2 == 0), sample.part(half % 2 == 1)
+    found: list[StepGuess] = []
+    for row in UPDATES:
+        for guess in row.find(sample if row.whole else first, recipe):
+            if guess.free and second.before.size < ENOUGH * guess.free:
+                continue
+            if guess.right(sample) and (guess.whole or guess.right(second)):
+                found.append(guess)
+    times, off = measured_factor(sample, recipe)
+    why = "the change is no step of this optimizer"
+    if np.isfinite(times) and off < 0.2 * max(abs(times), 1e-9):
+        why = (
+            f"{fit.share:.0%} of the elements are as expected; the step is {times:.3g} times in it"
+        )
+    return Judgement(
+        "differs", why, tuple(found), sample.shape is not None, size, rate, share, sample.signs
+    )
+
+
+def judge_gradient(case: GradientCase) -> Judgement:
+    """Return whether a trainer's gradient is the one computed here, and the mistakes that give it.
+
+    A number that is fitted is found on one half of the elements and judged on the other.
+    """
+    if case.right:
+        return Judgement("agrees", whole=True)
+    first, second = case.half(0), case.half(1)
+    found: list[StepGuess | GradientGuess] = []
+    for row in GRADIENTS:
+        for guess in row.find(case if row.whole else first):
+            if guess.free and second.given.size < ENOUGH * guess.free:
+                continue
+            if guess.right(case) and (row.whole or guess.right(second)):
+                found.append(guess)
+    why = f"the gradient is {case.distance:.3g} from the one computed here"
+    if not found and case.rounded:
+        why += ", which arithmetic in few bits leaves: --trained-in bfloat16 says that it was"
+        return Judgement("not compared", why, whole=True)
+    return Judgement("differs", why, tuple(found), True)
+
+
+def share_given(parameter: Parameter, guess: StepGuess, held: Held, signs: bool) -> float:
+    """Return the share of a parameter's elements that a guess gives; all are read."""
+    near = every = 0
+    for case in _cases(parameter, held, signs):
+        every += case.before.size
+        if guess.recipe is None:
+            near += case.before.size if guess.right(case) else 0
+            continue
+        fit = case.fit(guess.recipe)
+        if fit is not None:
+            near += case.before.size if fit.exact else int(np.count_nonzero(fit.near))
+    return near / max(1, every)

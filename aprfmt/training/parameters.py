@@ -1,0 +1,177 @@
+"""The parameters that a step may change: pairs of weights, before it and after it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aprfmt.arch.binding import bind_names
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.errors import ArchError, UsageError
+from aprfmt.measure.alignment import align
+from aprfmt.model import Model
+from aprfmt.model.adapter_parts import adapter_parts, unwrapped
+from aprfmt.model.ledger import NotCompared
+from aprfmt.tensors.view import View
+
+# Parts of an adapter by what follows the role in a parameter's key.
+FACTORS: Mapping[str, str] = {
+    "a": "lora_a",
+    "b": "lora_b",
+    "embedding_a": "lora_a",
+    "embedding_b": "lora_b",
+    "magnitude": "lora_magnitude",
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One weight that training may change, before a step and after it.
+
+    `key` is its role, with `.lora_a` or `.lora_b` behind it for a factor of an adapter; `names`
+    are those in the file. `after` is None where no checkpoint of after the step is given.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    before: View
+    after: View | None
+
+    @property
+    def layer(self) -> int | None:
+        """The layer's number, None outside all layers."""
+        return split_key(self.key)[0]
+
+    @property
+    def role(self) -> str:
+        """The key without its layer."""
+        return split_key(self.key)[1]
+
+    @property
+    def vector(self) -> bool:
+        """Say whether it is a norm, a bias or another vector, which trainers do not decay."""
+        return len(self.before.shape) < 2
+
+    def drop(self) -> None:
+        """Release the mapped pages of both sides."""
+        for side in (self.before, self.after):
+            if side is not None:
+                side.drop()
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a model or an adapter, and what is on one side only."""
+
+    rows: tuple[Parameter, ...]
+    left: tuple[NotCompared, ...]
+
+
+def pair_parameters(before: Model, after: Model | None, base: Model | None = None) -> Parameters:
+    """Return the parameters of a checkpoint, each with its values of after the step.
+
+    `base` is the model below an adapter, which names the roles of its factors. Raises UsageError
+    where `after` is of another model: no name in common, or a shape that differs.
+    """
+    if base is not None or _is_adapter(before):
+        return _of_adapter(before, after, base)
+    if after is None:
+        rows = [Parameter(key, view.names, view, None) for key, view in before.roles.items()]
+        return Parameters(tuple(_each_once(rows)), ())
+    if _is_adapter(after):
+        raise UsageError(
+            f"{after.path}: is an adapter, {before.path} is a whole model; give the adapter of "
+            "before the step with --adapter"
+        )
+    rows, left = [], []
+    for pair in align(before, after).pairs:
+        if pair.a is None or pair.b is None:
+            side = pair.b if pair.a is None else pair.a
+            state = "only in B" if pair.a is None else "only in A"
+            names = side.names if side is not None else (pair.key,)
+            words = "after the step" if pair.a is None else "before the step"
+            left += [NotCompared("tensor", name, state, "", words) for name in names]  # type: ignore[arg-type]
+            continue
+        rows.append(Parameter(pair.key, pair.a.names, pair.a, pair.b))
+    return Parameters(tuple(_each_once(_checked(rows, before.path, after.path))), tuple(left))
+
+
+def _is_adapter(model: Model) -> bool:
+    return model.kind is not None and model.kind.name == "adapter"
+
+
+def _of_adapter(before: Model, after: Model | None, base: Model | None) -> Parameters:
+    for model in (before, after):
+        if model is not None and not _is_adapter(model):
+            raise UsageError(f"{model.path}: is no adapter; expected one, as {before.path} is")
+    keys = adapter_keys(before, base)
+    there = {} if after is None else {name: after[name] for name in after}
+    rows = [
+        Parameter(key, (name,), before[name], there.get(name))
+        for name, key in keys.items()
+        if after is None or name in there
+    ]
+    left = []
+    if after is not None:
+        for name in dict.fromkeys((*before, *after)):
+            if name not in there or name not in before:
+                side = "before the step" if name in before else "after the step"
+                state = "only in A" if name in before else "only in B"
+                left.append(NotCompared("adapter tensor", name, state, "", side))  # type: ignore[arg-type]
+    path = None if after is None else after.path
+    return Parameters(tuple(_checked(rows, before.path, path)), tuple(left))
+
+
+def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
+    """Return stored names of an adapter's trained tensors -> keys, by the roles of the base.
+
+    Without a base, or where it has no such module, the key is the module's own name.
+    """
+    parts = adapter_parts(adapter)
+    style = "gguf" if "gguf" in parts.spellings else "hf"
+    found: dict[str, str] = {}
+    for module, held in parts.factors.items():
+        name = unwrapped(module)[0]
+        role = role_of(base, style, name if style == "gguf" else f"{name}.weight")
+        for part, stored in held.items():
+            if part in FACTORS:
+                found[stored] = f"{role}.{FACTORS[part]}"
+    for name, stored in parts.whole.items():
+        found[stored] = role_of(base, style, name)
+    return found
+
+
+def role_of(base: Model | None, style: str, name: str) -> str:
+    """Return the role of a weight's name, the name itself where the base's tables have none."""
+    if base is None:
+        return name
+    try:
+        groups = bind_names(base.spec, style, [name]).groups
+    except (ArchError, KeyError):
+        return name
+    return groups[0].roles[0] if groups and len(groups[0].roles) == 1 else name
+
+
+def _each_once(rows: Sequence[Parameter]) -> Iterator[Parameter]:
+    """Yield the parameters, one that two roles share (a tied head) once."""
+    seen: set[tuple[str, ...]] = set()
+    for row in rows:
+        tied = row.names in seen and not row.before.layout
+        seen.add(row.names)
+        if not tied:
+            yield row
+
+
+def _checked(rows: Sequence[Parameter], before: Path, after: Path | None) -> Sequence[Parameter]:
+    """Return the pairs; UsageError where they are not of one model."""
+    if not rows:
+        raise UsageError(
+            f"{after}: is a checkpoint of another model: it has no parameter of {before}; give one "
+            "that training wrote from it"
+        )
+    for row in rows:
+        if row.after is not None and row.before.shape != row.after.shape:
+            raise UsageError(
+                f"{after}: is a checkpoint of another model: {row.names[0]} is "
+                f"{list(row.after.shape)}; expected {list(row.before.shape)}, as in {before}"
+            )
+    return rows

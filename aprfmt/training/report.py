@@ -1,0 +1,163 @@
+"""What is said of a training step: one list of tensors, the causes, and the verdict."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from aprfmt.measure.named_causes import NamedCause
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
+
+WORDS = Words("agrees", "differs")
+Judged = Literal["agrees", "differs", "not compared"]
+
+
+@dataclass(frozen=True)
+class ArrayFacts:
+    """The size of an array and of its numbers; the norm is of the finite ones.
+
+    `zeros` and `nonfinite` are counts of elements.
+    """
+
+    norm: float
+    largest: float
+    zeros: int
+    nonfinite: int
+
+
+@dataclass(frozen=True)
+class UpdateFacts:
+    """What a step did to one tensor: W after it, less W before it.
+
+    `moved` elements differ as stored, `one_step` of them by one step of the stored type (its
+    smallest change). `step` is the size of the step in the usual element, `decay` the share of the
+    weight that the step took away, each None where the elements do not say it. `arrived` is the
+    share of the expected update that is in the weight, None where none was expected.
+    """
+
+    elements: int
+    moved: int
+    one_step: int
+    norm: float
+    largest: float
+    nonfinite: int = 0
+    step: float | None = None
+    decay: float | None = None
+    arrived: float | None = None
+
+
+@dataclass(frozen=True)
+class TensorStep:
+    """One parameter: the base, the gradient that was given and the one computed, and the update.
+
+    `norm` is that of the weight before the step, None where it did not move and none was asked
+    for. `distance` is how far the given gradient is from
+    the computed one, relative L2. `verdict` is that of all that was compared; `why` says what of
+    it differs, or what stood against comparing.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    encoding: str
+    norm: float | None
+    gradient: ArrayFacts | None = None
+    computed: ArrayFacts | None = None
+    distance: float | None = None
+    update: UpdateFacts | None = None
+    verdict: Judged = "not compared"
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The norm over all gradients: those that were given, and those computed here."""
+
+    gradient: float | None = None
+    computed: float | None = None
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """A training step, compared with what its optimizer and its batch make of it.
+
+    `optimizer` is the recipe it was held to, None without one. `storage` says whether the stored
+    weights are the ones that were stepped, or copies of finer ones. `notes` are sentences about
+    what was found and is no fault. `loss` is that of the batch in nats, None without one.
+    """
+
+    model: str
+    after: str | None
+    adapter: str | None
+    optimizer: str | None
+    tensors: tuple[TensorStep, ...]
+    causes: tuple[NamedCause, ...] = ()
+    left: tuple[NotCompared, ...] = ()
+    norms: Norms = Norms()
+    loss: float | None = None
+    computed_on: str | None = None
+    notes: tuple[str, ...] = ()
+    accept: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many tensors agree, differ and were not compared."""
+        return {
+            word: sum(row.verdict == word for row in self.tensors)
+            for word in ("agrees", "differs", "not compared")
+        }
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over all tensors: what was not compared counts as open."""
+        return self.verdict(self.accept)
+
+    def verdict(self, accept: Collection[str]) -> Pronounced:
+        """Return the verdict with some of what was not compared accepted."""
+        counts = self.counts
+        compared = counts["agrees"] + counts["differs"]
+        left = (*self.left, *self._open())
+        detail = f"{counts['differs']} differ" if counts["differs"] else ""
+        return pronounce(
+            WORDS,
+            Compared(
+                bool(counts["differs"]) or bool(self.causes),
+                {"tensors": (compared, len(self.tensors))},
+                left,
+                detail,
+            ),
+            accept,
+        )
+
+    def _open(self) -> Collection[NotCompared]:
+        """Return the parameters that were not compared, with what stood against it."""
+        return [
+            NotCompared("parameter", row.key, "unreadable", row.why)
+            for row in self.tensors
+            if row.verdict == "not compared"
+        ]
+
+    @property
+    def exit_code(self) -> Literal[0, 1, 2]:
+        """0: every parameter agrees, 1: one differs, 2: one could not be compared."""
+        return self.pronounced.exit
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        found = self.pronounced
+        return {
+            "model": self.model,
+            "after": self.after,
+            "adapter": self.adapter,
+            "optimizer": self.optimizer,
+            "verdict": found.word,
+            "says": found.says,
+            "counts": dict(self.counts),
+            "loss": self.loss,
+            "computed_on": self.computed_on,
+            "norms": asdict(self.norms),
+            "causes": [row.to_json() for row in self.causes],
+            "tensors": [asdict(row) for row in self.tensors],
+            "not_compared": [asdict(row) for row in found.not_compared],
+            "notes": list(self.notes),
+            **found.to_json(),
+        }

@@ -1,0 +1,402 @@
+"""Arrays that a trainer saved: gradients, and the state of its optimizer, by parameter.
+
+Files are safetensors, npz or torch.save's, read without unpickling. Names are those of the model's
+own file, of Hugging Face, or of PEFT; what wrappers put around them (`module.`, `_orig_mod.`,
+`.default` of an adapter, `.grad`) is taken off. Gradients are put into the layout of the role, as
+weights are; a step that changes values in place does not touch them.
+
+Source of the names of states: torch.optim's state_dict (`state`, `param_groups`), bitsandbytes'
+`state1` and `state2`, optax's `mu` and `nu`.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.binding import bind_names
+from aprfmt.arch.layout_steps import ChangesValues
+from aprfmt.arch.spec import LayoutStep
+from aprfmt.base.protocols import Value
+from aprfmt.base.shapes import matrix_shape
+from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
+from aprfmt.formats import open_source
+from aprfmt.formats.pytorch.layout import recognise
+from aprfmt.inference.engines.captures import Captures, open_captures
+from aprfmt.measure.encoding_noise import UNIT
+from aprfmt.model import Model
+from aprfmt.model.patterns import near
+from aprfmt.model.renames import Rename, rule_onto
+from aprfmt.training.judge import RowReader
+from aprfmt.training.parameters import Parameter
+
+F64 = NDArray[np.float64]
+_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_ADAPTER_NAME = re.compile(
+    r"(\.(?:lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector))"
+    r"\.(?!weight$)[^.]+(\.weight)?$"
+)
+_WRAPPERS = ("grad.", "grads.", "gradients.", "model.grad.")
+_LOOKED = 1 << 14  # numbers that show in how many bits they were made
+_KEPT = 2  # groups of arrays that are held: joined projections are asked for one after the other
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The arrays of one parameter: their names in the files, the steps to its layout, its part."""
+
+    names: tuple[str, ...]
+    steps: tuple[LayoutStep, ...] = ()
+    part: int = 0
+
+
+@dataclass
+class SavedArrays:
+    """Arrays of one kind (gradients, first moments) of all parameters, read when asked for.
+
+    `unplaced` are the names of arrays that belong to no parameter.
+    """
+
+    held: Mapping[str, Captures]  # name -> the file that has it
+    own: Mapping[str, str]  # name -> its name in that file
+    placed: Mapping[str, Placed]
+    hyper: Mapping[str, Value]
+    unplaced: tuple[str, ...] = ()
+    _kept: "OrderedDict[tuple[str, ...], list[NDArray[Any]]]" = field(default_factory=OrderedDict)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.placed
+
+    def reader(self, parameter: Parameter) -> RowReader | None:
+        """Return the numbers of a parameter by rows, None where the files have none."""
+        place = self.placed.get(parameter.key)
+        if place is None:
+            return None
+        kinds = [_DTYPES.get(self.held[name].dtypes[self.own[name]], "F32") for name in place.names]
+        noise = max(UNIT[kind] for kind in kinds)
+        if noise <= UNIT["F32"]:
+            noise = max(noise, precision_of(self.values(parameter, place)))
+        return RowReader(partial(self._rows, parameter, place), noise)
+
+    def _rows(self, parameter: Parameter, place: Placed, start: int, stop: int) -> F64:
+        values = self.values(parameter, place)
+        return values.reshape(matrix_shape(parameter.before.shape))[start:stop].astype(np.float64)
+
+    def values(self, parameter: Parameter, place: Placed) -> NDArray[Any]:
+        """Return the whole array of a parameter, in the layout of its role."""
+        if place.names not in self._kept:
+            arrays = [self.held[name].read(self.own[name]) for name in place.names]
+            self._kept[place.names] = arrays
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        made = self._kept[place.names]
+        for step in place.steps:
+            if not isinstance(step, ChangesValues):
+                made = step.undo(made, self.hyper)
+        found = made[place.part]
+        if found.size != int(np.prod(parameter.before.shape, dtype=np.int64)):
+            where = self.held[place.names[0]].path
+            raise UsageError(
+                f"{where}: {place.names[0]} is {list(found.shape)}; expected "
+                f"{list(parameter.before.shape)}, as {parameter.names[0]} is"
+            )
+        return found.reshape(parameter.before.shape)
+
+
+def precision_of(values: NDArray[Any]) -> float:
+    """Return how exact numbers are, relative to each: those of 16 bits are often saved as wider."""
+    bits = np.ascontiguousarray(values.reshape(-1)[:_LOOKED], np.float32).view(np.uint32)
+    if not (bits & 0xFFFF).any():
+        return UNIT["BF16"]
+    return UNIT["F16"] if not (bits & 0x1FFF).any() else 0.0
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what trainers put around it."""
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper)
+    name = name.removesuffix(".grad")
+    name = name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
+    return _ADAPTER_NAME.sub(r"\1\2", name)
+
+
+def place_names(
+    names: Collection[str],
+    parameters: Sequence[Parameter],
+    model: Model,
+    rules: Sequence[Rename] = (),
+) -> tuple[dict[str, Placed], tuple[str, ...]]:
+    """Return which arrays each parameter has, and the names that belong to none.
+
+    `model` is the one before the step, or the adapter.
+    """
+    plain: dict[str, str] = {}
+    for name in names:
+        changed = plain_name(name)
+        for rule in rules:
+            changed = rule(changed)
+        plain[changed] = name
+    there = {name for row in parameters for name in row.names}
+    if not there & plain.keys():
+        prefix = rule_onto(list(plain), there)
+        if prefix is not None:
+            plain = {prefix(changed): name for changed, name in plain.items()}
+    found: dict[str, Placed] = {}
+    used: set[str] = set()
+    for row in parameters:
+        if all(name in plain for name in row.names):
+            stored = tuple(plain[name] for name in row.names)
+            view = row.before
+            part = 0 if view.role is None else view.roles.index(view.role)
+            found[row.key] = Placed(stored, view.layout, part)
+            used.update(stored)
+    left = [changed for changed, name in plain.items() if name not in used]
+    if left and len(found) < len(parameters):
+        more = dict(_by_role(left, model))
+        for row in parameters:
+            if row.key not in found and row.key in more:
+                bound = more[row.key]
+                stored = tuple(plain[name] for name in bound.names)
+                found[row.key] = Placed(stored, bound.steps, bound.part)
+                used.update(stored)
+    return found, tuple(name for name in names if name not in used)
+
+
+def _by_role(names: Sequence[str], model: Model) -> Iterator[tuple[str, Placed]]:
+    """Yield roles with their arrays, by Hugging Face's names of the architecture."""
+    try:
+        groups = bind_names(model.spec, "hf", names).groups
+    except (ArchError, AprfmtError):
+        return
+    for group in groups:
+        for part, key in enumerate(group.roles):
+            yield key, Placed(group.stored, group.binding.steps, part)
+
+
+def hyper_of(model: Model) -> Mapping[str, Value]:
+    """Return a model's hyperparameters, none where they are not known (an adapter)."""
+    try:
+        return model.hyper
+    except AprfmtError:
+        return {}
+
+
+def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Captures, str]]:
+    """Return the arrays of some files by name; UsageError for a name that two of them have."""
+    found: dict[str, tuple[Captures, str]] = {}
+    for path in paths:
+        captures = stack.enter_context(open_captures(path))
+        for name in captures.shapes:
+            if name in found:
+                raise UsageError(
+                    f"{path}: {name} is in {found[name][0].path} too; give each array once"
+                )
+            found[name] = captures, name
+    return found
+
+
+def open_gradients(
+    paths: Sequence[Path],
+    parameters: Sequence[Parameter],
+    model: Model,
+    stack: ExitStack,
+    rules: Sequence[Rename] = (),
+) -> SavedArrays:
+    """Return the gradients that a trainer saved; UsageError where they are of another model."""
+    arrays = open_arrays(paths, stack)
+    placed, left = place_names(tuple(arrays), parameters, model, rules)
+    if not placed:
+        known = [row.names[0] for row in parameters]
+        first = next(iter(arrays), "")
+        raise UsageError(
+            f"{paths[0]}: holds no gradient of {model.path}: {first!r} is no parameter of it; near "
+            f"names: {', '.join(near(first, known)) or known[0]}; --rename OLD=NEW maps names"
+        )
+    return SavedArrays(
+        {name: held for name, (held, _) in arrays.items()},
+        {name: own for name, (_, own) in arrays.items()},
+        placed,
+        hyper_of(model),
+        left,
+    )
+
+
+# --- the optimizer's state ----------------------------------------------------------------------
+
+FIRST = ("exp_avg", "momentum_buffer", "state1", "mu", "m")
+SECOND = ("exp_avg_sq", "state2", "nu", "v")
+LARGEST = ("max_exp_avg_sq",)  # of amsgrad, which divides by it in place of the second moment
+CODES = ("uint8", "int8")  # of states of 8 bits: what was stepped with is not in the file
+_AROUND = ("state", "optimizer", "optimizer_state", "optimizer_state_dict", "opt_state", "optim")
+_GROUP = re.compile(r"(?:^|\.)param_groups\.(\d+)\.(\w+)$")
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """The state of an optimizer: moments by parameter, the steps made, the settings of its groups.
+
+    `steps` is None where the file does not say. `groups` are the settings of each group by torch's
+    names, `params` in them. `indexed` says that parameters are numbers there, not names.
+    """
+
+    path: Path
+    first: SavedArrays
+    second: SavedArrays
+    steps: int | None
+    groups: tuple[Mapping[str, Any], ...]
+    indexed: bool
+
+    def group_of(self, name: str) -> Mapping[str, Any]:
+        """Return the settings of a parameter's group, none where the file does not say which."""
+        for group in self.groups:
+            names = group.get("param_names")
+            if isinstance(names, list) and name in map(plain_name, map(str, names)):
+                return group
+        return {}
+
+
+def open_state(
+    path: Path,
+    parameters: Sequence[Parameter],
+    model: Model,
+    stack: ExitStack,
+    rules: Sequence[Rename] = (),
+) -> OptimizerState:
+    """Return the state that a trainer saved of its optimizer; FormatError where it is none."""
+    arrays = open_arrays([path], stack)
+    values = _single_values(path)
+    parts: dict[str, dict[str, str]] = {"first": {}, "second": {}, "largest": {}}
+    steps: set[int] = set()
+    for name in arrays:
+        owner, kind = _split_state(name)
+        if kind == "step":
+            steps.add(int(np.asarray(arrays[name][0].read(name)).reshape(-1)[0]))
+        elif kind and arrays[name][0].dtypes[arrays[name][1]] not in CODES:
+            parts[kind][owner] = name
+    parts["second"] |= parts.pop("largest")
+    for name, value in values.items():
+        if name.rpartition(".")[2] in ("step", "count") and isinstance(value, int | float):
+            steps.add(int(value))
+    if not parts["first"] and not parts["second"]:
+        raise FormatError(
+            f"{path}: holds no optimizer's state: no array is named exp_avg, exp_avg_sq or "
+            "momentum_buffer; save optimizer.state_dict()"
+        )
+    if len(steps) > 1:
+        raise FormatError(
+            f"{path}: its parameters are of steps {min(steps)} to {max(steps)}; expected one number"
+        )
+    owners = list(dict.fromkeys((*parts["first"], *parts["second"])))
+    indexed = all(owner.isdecimal() for owner in owners)
+    groups = _groups(values)
+    if indexed:
+        order = _order_of_indices(owners, groups, arrays, parts, parameters, path)
+    else:
+        order = {owner: owner for owner in owners}
+    made = []
+    for kind in ("first", "second"):
+        named = {order[owner]: name for owner, name in parts[kind].items() if owner in order}
+        placed, left = place_names(tuple(named), parameters, model, rules)
+        made.append(
+            SavedArrays(
+                {owner: arrays[name][0] for owner, name in named.items()},
+                {owner: arrays[name][1] for owner, name in named.items()},
+                placed,
+                hyper_of(model),
+                left,
+            )
+        )
+    if not made[0].placed and not made[1].placed:
+        raise UsageError(
+            f"{path}: holds the state of another model: {owners[0]!r} is no parameter of "
+            f"{model.path}"
+        )
+    return OptimizerState(path, made[0], made[1], next(iter(steps), None), groups, indexed)
+
+
+def _split_state(name: str) -> tuple[str, str]:
+    """Return the parameter and the kind of a state's array: first, second, step or ""."""
+    parts = [part for part in name.split(".") if part not in _AROUND]
+    for kinds, kind in (
+        (FIRST, "first"),
+        (SECOND, "second"),
+        (LARGEST, "largest"),
+        (("step", "count"), "step"),
+    ):
+        for at, part in enumerate(parts):
+            if part in kinds and at in (0, len(parts) - 1):
+                return ".".join(parts[:at] + parts[at + 1 :]), kind
+    return name, ""
+
+
+def _single_values(path: Path) -> Mapping[str, Any]:
+    """Return the single values of a file of torch.save by path, or a safetensors' metadata."""
+    if path.is_dir():
+        return {}
+    with path.open("rb") as file:
+        head = file.read(512)
+    if head[:2] == b"PK" and not recognise(head, path.stat().st_size):
+        return {}
+    try:
+        with open_source(path) as source:
+            return dict(source.metadata)
+    except AprfmtError:
+        return {}
+
+
+def _groups(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the settings of each group of parameters; `param_groups` of torch's state_dict."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, value in values.items():
+        match = _GROUP.search(name)
+        if match is not None:
+            found.setdefault(int(match[1]), {})[match[2]] = value
+    return tuple(found[number] for number in sorted(found))
+
+
+def _order_of_indices(
+    owners: Sequence[str],
+    groups: Sequence[Mapping[str, Any]],
+    arrays: Mapping[str, tuple[Captures, str]],
+    parts: Mapping[str, Mapping[str, str]],
+    parameters: Sequence[Parameter],
+    path: Path,
+) -> dict[str, str]:
+    """Return the parameter's name of each number in a state; FormatError where none follows.
+
+    torch names parameters in `param_names` of its groups where it was given named ones. Else a
+    number belongs to the one parameter that has its shape; where several have, nothing says which.
+    """
+    named: dict[str, str] = {}
+    for group in groups:
+        numbers, names = group.get("params"), group.get("param_names")
+        if isinstance(numbers, list) and isinstance(names, list) and len(numbers) == len(names):
+            named.update({str(n): str(name) for n, name in zip(numbers, names, strict=True)})
+    if named:
+        return named
+    shapes: dict[tuple[int, ...], list[str]] = {}
+    for row in parameters:
+        if len(row.names) == 1 and row.before.whole is not None:
+            shapes.setdefault(tuple(row.before.whole.info.shape), []).append(row.names[0])
+    own: dict[tuple[int, ...], list[str]] = {}
+    for owner in owners:
+        name = parts["first"].get(owner) or parts["second"][owner]
+        own.setdefault(arrays[name][0].shapes[name], []).append(owner)
+    found = {}
+    for shape, numbers in own.items():
+        names = shapes.get(shape, [])
+        if len(names) == 1 and len(numbers) == 1:
+            found[numbers[0]] = names[0]
+    if not found:
+        raise FormatError(
+            f"{path}: names its parameters by numbers, of which nothing says what they are; build "
+            "the optimizer from model.named_parameters(), or save the state by name"
+        )
+    return found

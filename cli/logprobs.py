@@ -1,0 +1,177 @@
+"""`aprfmt logits --reference`: log-probabilities of two runs by token, as one table."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.cli import render, run_options
+from aprfmt.errors import FormatError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
+    from aprfmt.measure.logprob_tables import LogprobTable, Side
+    from aprfmt.model import Model
+    from aprfmt.model.ledger import Pronounced
+
+SHOWN = 8  # positions with the largest differences
+
+
+def compare(
+    model: str, reference: Path, loaded: Path | None, tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions, out: Path | None,
+) -> int:  # fmt: skip
+    """Compare a run of MODEL, or what `loaded` holds, with `reference`; show the table."""
+    from aprfmt.measure.logprob_tables import compare_logprobs, of_logits
+    from aprfmt.measure.tolerances import threshold
+
+    if out is not None:
+        raise UsageError("--out writes a run's logits; leave --reference out")
+    with ExitStack() as stack:
+        run = stack.enter_context(run_options.open_session(model, where))
+        given = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
+        theirs, dtype = read_side(reference, run.model, given, stack)
+        ids = list(theirs.ids)
+        if given is not None and ids[: len(given)] != given:
+            raise UsageError(f"{reference}: is of other tokens than the ids given")
+        if loaded is not None:
+            mine, own = read_side(loaded, run.model, given, stack)
+            name = str(loaded)
+            least = min(len(mine.ids), len(ids))
+            if list(mine.ids[:least]) != ids[:least]:
+                at = next(i for i, pair in enumerate(zip(mine.ids, ids, strict=False))
+                          if pair[0] != pair[1])  # fmt: skip
+                raise UsageError(
+                    f"{loaded} and {reference} are of other tokens, the first at {at}: "
+                    f"{mine.ids[at]} against {ids[at]}"
+                )
+        else:
+            run_options.check_ids(run.model, ids)
+            name, own = model, run.request.choice.dtype
+            mine = of_logits(ids, run.session.logits(ids), range(len(ids)), model)
+        bound = threshold("logits", ("logprobs", "logprobs"), (own, dtype), "exact")
+        table = compare_logprobs(mine, theirs, bound)
+        if not table.compared:
+            raise FormatError(
+                f"{reference}: none of its positions is one of {name}; expected log-probabilities "
+                "of the same tokens"
+            )
+        verdict = pronounced(table)
+        body: dict[str, Any] = {
+            "here": name, "reference": str(reference),
+            "tokens": {"ids": ids, "text": None}, "logprobs": table.to_json(),
+            **verdict.to_json(),
+        }  # fmt: skip
+    return render.emit(
+        body, verdict.exit, lambda: show(table, verdict, str(reference)),
+        answer=lambda: answer(table, verdict, str(reference)),
+    )  # fmt: skip
+
+
+def read_side(
+    path: Path, model: "Model", ids: Sequence[int] | None, stack: ExitStack
+) -> "tuple[Side, str]":
+    """Return the log-probabilities that a server's answer or a saved trace holds, and its dtype.
+
+    An answer does not say its arithmetic: bfloat16, in which servers compute, is taken.
+    """
+    from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
+    from aprfmt.inference.engines.opening import open_trace
+    from aprfmt.measure.logprob_tables import of_logits
+
+    if is_logprobs(path):
+        return read_logprobs(path, ids, token_ids(model)), "bfloat16"
+    trace = stack.enter_context(open_trace(path, ids, model))
+    record, values = trace.find("logits"), trace.values("logits")
+    known = trace.run.get("ids") or ids
+    if record is None or values is None or known is None:
+        what = "logits" if values is None else "token ids"
+        raise FormatError(f"{path}: holds no {what}; expected rows of logits and their tokens")
+    positions = record.positions or tuple(range(len(values)))
+    stated = trace.run.get("format") != "captures"  # dumps do not say their arithmetic either
+    return of_logits(known, values, positions, str(path)), record.dtype if stated else "bfloat16"
+
+
+def token_ids(model: "Model") -> Any:
+    """Return what gives the ids whose text a piece is; the vocabulary is read once, when asked."""
+
+    @cache
+    def texts() -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        tokenizer = model.tokenizer
+        for one in range(int(model.hyper["vocab_size"])):
+            found.setdefault(tokenizer.decode([one]), []).append(one)
+        return found
+
+    def ids(text: str, raw: bytes | None) -> list[int]:
+        if raw is not None:
+            text = raw.decode("utf-8", "replace")
+        return texts().get(text, [])
+
+    return ids
+
+
+def pronounced(table: "LogprobTable") -> "Pronounced":
+    """Return the verdict over the positions that both sides have."""
+    from aprfmt.model.ledger import Compared, NotCompared, Words, pronounce
+
+    words = Words("within tolerance", "beyond tolerance")
+    every = table.compared + table.only_there
+    left = []
+    if table.only_there:
+        left.append(NotCompared("captured array", f"{table.only_there} positions of the reference",
+                                "unread", "not on this side"))  # fmt: skip
+    return pronounce(
+        words, Compared(table.beyond, {"positions": (table.compared, every)}, tuple(left))
+    )
+
+
+def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
+    """Return the verdict with the numbers that say how far apart the runs are, and its style."""
+    found = table.to_json()
+    words = f"{verdict.says}; log-probabilities:"
+    if table.bits:
+        return f"{words} every bit equal", "good"
+    said = (
+        f"{words} max {found['max_difference']:.3g}, mean {found['mean_abs_difference']:.3g}, "
+        f"KL mean {found['mean_kl']:.3g} max {found['max_kl']:.3g} nats"
+    )
+    return said, "bad" if verdict.exit else "good"
+
+
+def show(table: "LogprobTable", verdict: "Pronounced", reference: str) -> None:
+    """Print the verdict and the positions with the largest differences."""
+    render.say(f"against {reference}", style="head")
+    text, style = headline(table, verdict)
+    render.say(text, style=style)
+    if table.first is not None:
+        render.say(f"first position beyond: {_position(table)}", style="bad")
+    worst = sorted(table.rows, key=lambda row: -row.largest)[:SHOWN]
+    cells = [
+        (str(row.position), "-" if row.token is None else str(row.token), _number(row.here),
+         _number(row.reference), _number(row.difference), f"{row.largest:.3g}", f"{row.kl:.3g}")
+        for row in sorted(worst, key=lambda row: row.position)
+    ]  # fmt: skip
+    headers = ("position", "next token", "here", "reference", "difference", "largest", "KL")
+    render.table(cells, headers, "rrrrrrr")
+    if len(table.rows) > len(worst):
+        render.line(f"the {len(worst)} largest of {len(table.rows)} (--json has all)", style="dim")
+
+
+def _position(table: "LogprobTable") -> str:
+    assert table.first is not None
+    return f"{table.first.position}, {table.first.largest:.3g} apart"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def answer(table: "LogprobTable", verdict: "Pronounced", reference: str) -> "list[Line]":
+    """Return the verdict and the first position beyond, for the short form."""
+    text, style = headline(table, verdict)
+    lines: list[Line] = [(f"{text} (against {reference})", style)]
+    if table.first is not None:
+        lines.append((f"  first position beyond: {_position(table)}", "bad"))
+    return lines

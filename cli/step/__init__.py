@@ -1,0 +1,99 @@
+"""`aprfmt step`: what a training step did to the weights, and whether it is right."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from aprfmt.cli import options, render
+from aprfmt.cli.html_page import add_page
+from aprfmt.cli.step import output
+
+if TYPE_CHECKING:
+    from aprfmt.model.renames import Rename
+
+
+@click.command("step")
+@options.model()
+@click.option(
+    "--after",
+    type=options.PathOrAddress(),
+    metavar="CKPT",
+    help="The checkpoint after the step; of an adapter where --adapter is given.",
+)
+@click.option(
+    "--adapter",
+    type=options.PathOrAddress(),
+    metavar="DIR",
+    help="The adapter that is trained, before the step; MODEL is its base.",
+)
+@click.option(
+    "--grads",
+    multiple=True,
+    type=options.NamedPath(),
+    metavar="FILE",
+    help="Gradients of the step, by parameter: safetensors, npz or .pt; several files.",
+)
+@click.option(
+    "--optimizer",
+    metavar="RULE",
+    help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion).",
+)
+@click.option(
+    "--optimizer-state",
+    type=options.FILE,
+    metavar="FILE",
+    help="What the trainer saved of the optimizer after the step (or before it: add step=N).",
+)
+@click.option(
+    "--trained-in",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="The type the trainer computes in: its gradients may be off by the rounding of that.",
+)
+@options.rename
+@options.accept()
+@options.verbose("Every tensor.")
+@options.html("Write a page: every tensor with its gradient and its update.")
+@options.arch
+@options.force
+@options.common
+def command(
+    model: Path,
+    after: Path | None,
+    adapter: Path | None,
+    grads: tuple[Path, ...],
+    optimizer: str | None,
+    optimizer_state: Path | None,
+    trained_in: str | None,
+    rename: "tuple[Rename, ...]",
+    accept: tuple[str, ...],
+    verbose: bool,
+    html: Path | None,
+    arch: str | None,
+    force: bool,
+) -> int:
+    """Explain one training step from MODEL, the checkpoint before it.
+
+    Exit 0: every parameter is what the optimizer makes of it; 1: one is not, and the mistake that
+    gives it is named where it is known; 2: one could not be compared.
+    """
+    from aprfmt.training.step import explain_step
+
+    options.check_new(force, html)
+    with render.ProgressLine("step") as progress:
+        report = explain_step(
+            model,
+            after=after,
+            adapter=adapter,
+            grads=grads,
+            optimizer=optimizer,
+            optimizer_state=optimizer_state,
+            trained_in=trained_in,
+            rename=rename,
+            arch=arch,
+            accept=accept,
+            progress=progress,
+        )
+    body = report.to_json()
+    add_page(body, html, force, lambda: output.page(body))
+    return render.emit(body, report.exit_code, lambda: output.show(report, verbose))

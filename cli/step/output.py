@@ -1,0 +1,92 @@
+"""What `aprfmt step` prints: the verdict, causes, and tensors by role and layer."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import Value
+from aprfmt.cli import html_page, output_format, render
+from aprfmt.compare.short_answer import Line, short_answer
+from aprfmt.measure.named_causes import named
+
+if TYPE_CHECKING:
+    from aprfmt.training.report import StepReport, TensorStep
+
+_STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
+
+
+def show(report: "StepReport", verbose: bool) -> None:
+    """Print the verdict, the causes, what moved; `verbose`: every tensor."""
+    found = report.pronounced
+    headline = found.says, _STYLES[found.exit]
+    facts = list(_facts(report))
+    lines = short_answer(
+        headline, report.causes, first_said=False, others=facts, names=output_format.shown_names()
+    )
+    for text, style in lines:
+        render.say(text, style=style)
+    if verbose:
+        _table(report)
+
+
+def _facts(report: "StepReport") -> Iterator[Line]:
+    """Yield what was measured, a line each."""
+    moved = [row for row in report.tensors if row.update is not None and row.update.moved]
+    still = [row for row in report.tensors if row.update is not None and not row.update.moved]
+    if report.loss is not None:
+        yield f"  loss {report.loss:.6f} nats per label, on {report.computed_on}", ""
+    if report.norms.gradient is not None:
+        own = report.norms.computed
+        here = "" if own is None else f", {own:.6g} computed here"
+        yield f"  norm of all gradients {report.norms.gradient:.6g}{here}", ""
+    if moved:
+        elements = sum(row.update.elements for row in moved if row.update)
+        share = sum(row.update.moved for row in moved if row.update) / max(1, elements)
+        norm = sum(row.update.norm**2 for row in moved if row.update) ** 0.5
+        text = f"  moved: {len(moved)} tensors, {share:.1%} of their elements, norm {norm:.4g}"
+        yield text, ""
+    if still:
+        yield f"  not moved: {len(still)} tensors: {named(row.key for row in still)}", "warn"
+    for text in report.notes:
+        yield f"  {text}", ""
+
+
+def _table(report: "StepReport") -> None:
+    render.table(
+        [_cells(row) for row in report.tensors],
+        ("tensor", "verdict", "weight", "gradient", "computed", "moved", "update", "step", "why"),
+        "llrrrrrrl",
+    )
+
+
+def _cells(row: "TensorStep") -> tuple[str, ...]:
+    update = row.update
+    return (
+        row.key,
+        row.verdict,
+        _number(row.norm),
+        _number(None if row.gradient is None else row.gradient.norm),
+        _number(None if row.computed is None else row.computed.norm),
+        "-" if update is None else f"{update.moved / max(1, update.elements):.1%}",
+        _number(None if update is None else update.norm),
+        _number(None if update is None else update.step),
+        row.why,
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def page(body: Mapping[str, Value]) -> str:
+    """Return the page of what `step --json` prints."""
+    facts = {
+        "before": body["model"],
+        "after": body["after"],
+        "adapter": body["adapter"],
+        "optimizer": body["optimizer"],
+        "loss": body["loss"],
+        "verdict": body["says"],
+    }
+    return html_page.render_html(
+        "Training step", facts, {"step": body}, (*html_page.REPORT, "step.js")
+    )

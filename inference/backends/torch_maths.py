@@ -1,0 +1,52 @@
+"""torch's functions for expert routers (routing.py), in place of numpy's."""
+
+from collections.abc import Sequence
+
+import torch
+
+
+class TorchMaths:
+    """torch's functions."""
+
+    exp = staticmethod(torch.exp)
+    minimum = staticmethod(torch.minimum)
+    maximum = staticmethod(torch.maximum)
+
+    def where(
+        self, mask: torch.Tensor, x: torch.Tensor, other: torch.Tensor | float
+    ) -> torch.Tensor:
+        """Return x where the mask is True, `other` elsewhere."""
+        return torch.where(mask, x, other)
+
+    def highest(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the highest of each row."""
+        return x.amax(-1, keepdim=True)
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of each row."""
+        return x.sum(-1, keepdim=True)
+
+    def ranked(self, x: torch.Tensor) -> torch.Tensor:
+        """Sort so that equals keep their order."""
+        return torch.sort(-x, dim=-1, stable=True).indices
+
+    def pick(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return each row's elements at these places."""
+        return x.gather(-1, places)
+
+    def marked(self, places: torch.Tensor, count: int) -> torch.Tensor:
+        """Return True at a row's places."""
+        shape = (*places.shape[:-1], count)
+        found = torch.zeros(shape, dtype=torch.bool, device=places.device)
+        return found.scatter_(-1, places, True)
+
+    def spread(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        """Return every element so many times."""
+        return x[..., None].expand(*x.shape, times).flatten(-2)
+
+    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Join along the last axis."""
+        return torch.cat(tuple(parts), -1)
+
+
+TORCH = TorchMaths()

@@ -1,0 +1,59 @@
+"""One file of arrays: what it holds by name, and how one is read."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from aprfmt.inference.engines.captures import read_array_file
+
+Numbers = NDArray[Any]
+# Files of this many arrays and fewer are opened anew for each: a dump may have 100,000 of them.
+_FEW = 4
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """Arrays of a file by name, "" for one that has none of its own; its values that are no array.
+
+    `names` maps to (shape, dtype). `lists` are the values that are lists.
+    """
+
+    path: Path
+    names: Mapping[str, tuple[tuple[int, ...], str]]
+    values: Mapping[str, Any]
+    _read: Callable[[str], Numbers]
+
+    @property
+    def lists(self) -> dict[str, list[Any]]:
+        """The values that are lists, such as the ids of requests."""
+        return {name: value for name, value in self.values.items() if isinstance(value, list)}
+
+    def reader(self, name: str) -> Callable[[], Numbers]:
+        """Return what reads an array."""
+        return lambda: self._read(name)
+
+
+class ArrayFiles:
+    """Opens files of arrays; those with many arrays stay open until the `with` is left."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def open(self, path: Path) -> ArrayFile:
+        """Return what a file holds; FormatError for one that is damaged."""
+        with ExitStack() as own:
+            held = read_array_file(path, own)
+            names = {name: (held.shapes[name], held.dtypes[name]) for name in held.shapes}
+            if len(names) > _FEW:
+                self._stack.enter_context(own.pop_all())
+                return ArrayFile(path, names, held.values, held.read)
+
+        def read(name: str) -> Numbers:
+            with ExitStack() as again:
+                return read_array_file(path, again).read(name)
+
+        return ArrayFile(path, names, held.values, read)

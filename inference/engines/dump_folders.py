@@ -1,0 +1,489 @@
+"""Dumps in many files: a folder for each rank, a file for each pass or for each array.
+
+Their arrays are read lazily. Ranks are put together first, then passes: what remains is one
+sequence's arrays by name, with the token positions of their rows. Nothing is unpickled.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.base.dump_names import RANK, DumpPlace, axis_of, named_in_layer, place_of
+from aprfmt.base.text_escape import shorten
+from aprfmt.errors import FormatError
+from aprfmt.formats.bounded_json import load_file
+from aprfmt.inference.engines.captured_arrays import ArrayFile, ArrayFiles
+from aprfmt.inference.engines.rank_dims import Division
+from aprfmt.inference.engines.rank_joining import (
+    SUMMED,
+    DumpedArray,
+    JoinedArray,
+    PointWidths,
+    Unequal,
+    dims_of,
+    join,
+    summed,
+    width_of,
+)
+
+Numbers = NDArray[Any]
+SPEC = "ranks.json"  # {"axes": {"tp": 2}, "arrays": {"*.o_proj": "t h", "*.q_proj": "t h[tp]"}}
+MAX_SPEC = 1 << 20
+MAX_FILES = 1 << 17
+DEPTH = 4  # folders below the dump's
+# What the last component of a name says about the batch of a pass -> what it is.
+BATCH: Mapping[str, str] = {
+    "input_ids": "ids",
+    "token_ids": "ids",
+    "positions": "positions",
+    "position_ids": "positions",
+    "cu_seqlens": "starts",
+    "cu_seqlens_q": "starts",
+    "query_start_loc": "starts",
+    "seq_lens": "lengths",
+    "num_scheduled_tokens": "counts",
+    "query_lens": "counts",
+    "extend_seq_lens": "counts",
+    "rids": "requests",
+    "req_ids": "requests",
+    "request_ids": "requests",
+    "req_pool_indices": "requests",
+    "attention_mask": "mask",
+}
+_SUFFIXES = (".pt", ".pth", ".npy", ".npz", ".safetensors")
+
+
+@dataclass
+class Pass:
+    """One forward pass of the whole engine: its arrays by name, and what it says of its batch."""
+
+    step: int
+    stream: int  # of data-parallel ranks, whose requests are others
+    arrays: dict[str, JoinedArray] = field(default_factory=dict)
+    batch: dict[str, JoinedArray] = field(default_factory=dict)
+    texts: dict[str, list[Any]] = field(default_factory=dict)  # lists that are no numbers
+
+
+@dataclass(frozen=True)
+class Dump:
+    """All passes of a dump with their ranks put together, in order.
+
+    `axes` are the sizes of the axes by which ranks divide work, `layouts` count how arrays were
+    put together, `unequal` are arrays that ranks should hold alike and do not.
+    """
+
+    passes: tuple[Pass, ...]
+    axes: Mapping[str, int]
+    layouts: Mapping[str, int]
+    unequal: tuple[tuple[int, Unequal], ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def dump_files(folder: Path) -> list[str]:
+    """Return the paths of arrays below a folder, in order; FormatError for too many."""
+    found: list[str] = []
+    for place, folders, files in os.walk(folder):
+        below = Path(place).relative_to(folder)
+        if len(below.parts) >= DEPTH:
+            folders.clear()
+        folders.sort()
+        found += [(below / name).as_posix() for name in sorted(files) if name.endswith(_SUFFIXES)]
+        if len(found) > MAX_FILES:
+            raise FormatError(f"{folder}: more than {MAX_FILES} files of arrays, the limit")
+    return found
+
+
+def is_dump(folder: Path) -> bool:
+    """Say whether a folder holds arrays of several ranks or passes, as its files' paths say."""
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return False
+    if (folder / SPEC).is_file():
+        return True
+    for path in dump_files(folder)[:1000]:
+        place = place_of(path.rpartition(".")[0])
+        if place.ranks or place.step is not None:
+            return True
+    return False
+
+
+class RankSpec:
+    """What `ranks.json` says: sizes of axes, and dims by patterns of names, the first that fits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.axes: dict[str, int] = {}
+        self._dims: dict[str, str] = {}
+        path = folder / SPEC
+        if not path.is_file():
+            return
+        said = load_file(path, MAX_SPEC)
+        axes = said.get("axes", {}) if isinstance(said, dict) else None
+        arrays = said.get("arrays", {}) if isinstance(said, dict) else None
+        if not isinstance(axes, dict) or not isinstance(arrays, dict):
+            raise FormatError(f"{path}: expected an object with axes and arrays")
+        for axis, size in axes.items():
+            if axis not in ("tp", "pp", "ep", "dp", "cp", "sp", RANK) or type(size) is not int:
+                raise FormatError(f"{path}: axes: {axis!r}: {size!r}; expected such as tp: 2")
+            self.axes[axis] = size
+        for pattern, dims in arrays.items():
+            if not isinstance(dims, str):
+                raise FormatError(f"{path}: {pattern!r}: expected dims such as 't h[tp]'")
+            self._dims[pattern] = dims
+
+    def dims(self, name: str) -> str | None:
+        """Return the dims of an array, None where nothing is said of it."""
+        from fnmatch import fnmatchcase
+
+        return next((dims for key, dims in self._dims.items() if fnmatchcase(name, key)), None)
+
+
+@dataclass
+class _Rows:
+    """Arrays of one pass by name and rank, in the order of the first rank's."""
+
+    arrays: dict[str, dict[tuple[int, ...], DumpedArray]] = field(default_factory=dict)
+    texts: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def read_dump(
+    folder: Path, stack: ExitStack, widths_of: Callable[[Sequence[str]], PointWidths]
+) -> Dump:
+    """Read a dump of several ranks or passes; FormatError says what is missing, or there twice.
+
+    `widths_of` gives what the model says of arrays by their names.
+    """
+    spec = RankSpec(folder)
+    files = ArrayFiles(stack)
+    found, said, others = _gathered(folder, files)
+    if not found:
+        raise FormatError(f"{folder}: none of its files holds an array")
+    coordinates = [
+        dict(ranks) for ranks in dict.fromkeys(tuple(sorted(one.ranks.items())) for _, one in found)
+    ]
+    axes = _axes(folder, coordinates, said | spec.axes)
+    steps = _by_step(folder, found, axes)
+    names = list(dict.fromkeys(one.name for _, one in found))
+    widths = widths_of(names)
+    unequal: list[tuple[int, Unequal]] = []
+    passes: list[Pass] = []
+    layouts: dict[str, int] = {}
+    streams = axes.values.get("dp", [0])
+    for step in sorted(steps):
+        for stream in streams:
+            made, odd = _joined_pass(folder, step, stream, steps[step], axes, spec, widths)
+            unequal += [(step, one) for one in odd]
+            passes.append(made)
+            for one in made.arrays.values():
+                layouts[one.how] = layouts.get(one.how, 0) + 1
+    sizes = {axis: len(values) for axis, values in axes.values.items() if len(values) > 1}
+    return Dump(tuple(_late_outputs(passes)), sizes, layouts, tuple(unequal), tuple(others))
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """Axes that differ between ranks: their values, and which rank's numbers mean the same."""
+
+    values: Mapping[str, list[int]]
+    alias: Mapping[str, str]
+
+    def place(self, ranks: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the coordinates of a rank."""
+        return tuple(ranks.get(axis, values[0]) for axis, values in self.values.items())
+
+    def named(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
+        """Return dims with the axes that ranks are numbered by."""
+        if dims is None:
+            return None
+        return tuple(
+            Division(self.alias.get(one.axis, one.axis), one.dimension, one.how) for one in dims
+        )
+
+
+def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, int]) -> _Axes:
+    """Return the axes of a dump; FormatError names a rank that is missing."""
+    found: dict[str, list[int]] = {}
+    alias: dict[str, str] = {}
+    for axis in ("tp", "cp", "sp", "ep", "pp", "dp", RANK):
+        values = sorted({one[axis] for one in ranks if axis in one})
+        size = sizes.get(axis, 0)
+        if not values or (len(values) == 1 and size <= 1 and values[0] == 0):
+            continue
+        twin = next(
+            (
+                other
+                for other in found
+                if len({(one.get(other), one.get(axis)) for one in ranks})
+                == len(values)
+                == len(found[other])
+            ),
+            None,
+        )
+        if twin is not None:
+            alias[axis] = twin
+            continue
+        if (
+            axis == RANK
+            and found
+            and len({tuple(one.get(a) for a in found) for one in ranks}) == (len(ranks))
+        ):
+            continue  # the others say which rank it was
+        missing = sorted(set(range(max(values[-1] + 1, size))) - set(values))
+        if missing:
+            raise FormatError(
+                f"{folder}: {axis} rank {', '.join(map(str, missing[:8]))} of "
+                f"{max(values[-1] + 1, size)} is missing; there are {', '.join(map(str, values))}"
+            )
+        found[axis] = values
+    axes = _Axes(found, alias)
+    there = {axes.place(one) for one in ranks}
+    grid: list[tuple[int, ...]] = [()]
+    for values in found.values():
+        grid = [(*at, value) for at in grid for value in values]
+    lost = [at for at in grid if at not in there]
+    if lost:
+        words = ", ".join(f"{axis} {number}" for axis, number in zip(found, lost[0], strict=True))
+        raise FormatError(
+            f"{folder}: the rank {words} is missing; {len(there)} of {len(grid)} are there"
+        )
+    return axes
+
+
+def _gathered(
+    folder: Path, files: ArrayFiles
+) -> tuple[list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], dict[str, int], list[str]]:
+    """Return all arrays with their step, the sizes of axes that files say, and what holds none."""
+    found: list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]] = []
+    sizes: dict[str, int] = {}
+    others: list[str] = []
+    for below in dump_files(folder):
+        place = place_of(below.rpartition(".")[0])
+        file = files.open(folder / below)
+        if not file.names:
+            others.append(below)
+            continue
+        place, dims, inner = _of_one_file(place, file, sizes)
+        step = -1 if place.step is None else place.step
+        texts = {
+            name: value for name, value in file.lists.items() if name.rpartition(".")[2] in BATCH
+        }
+        for name, stored in inner.items():
+            shape, dtype = file.names[stored]
+            found.append(
+                (
+                    (step, texts),
+                    DumpedArray(name, place.ranks, shape, dtype, file.reader(stored), below, dims),
+                )
+            )
+    return found, sizes, others
+
+
+def _of_one_file(
+    place: DumpPlace, file: ArrayFile, sizes: dict[str, int]
+) -> tuple[DumpPlace, str, dict[str, str]]:
+    """Return where a file's arrays belong, their dims, and their names -> as stored in it."""
+    meta = {
+        key.removeprefix("meta."): value
+        for key, value in file.values.items()
+        if key.startswith("meta.")
+    }
+    names = list(file.names)
+    if "name" in meta and any(name == "value" or name.startswith("value.") for name in names):
+        ranks = dict(place.ranks)
+        for key, value in meta.items():
+            last = key.rpartition(".")[2]
+            axis = axis_of(last)
+            if axis and type(value) is int and (axis not in ranks or last == f"{axis}_rank"):
+                ranks[axis] = value
+            size = axis_of(last.removesuffix("_size") + "_rank") if last.endswith("_size") else ""
+            if size and type(value) is int:
+                sizes[size] = max(value, sizes.get(size, 1))
+        step = meta.get("step", meta.get("forward_pass_id", place.step))
+        layer = meta.get("layer_id", place.layer)
+        name = named_in_layer(str(meta["name"]), layer if type(layer) is int else None)
+        inner = {
+            name + stored.removeprefix("value"): stored
+            for stored in names
+            if stored == "value" or stored.startswith("value.")
+        }
+        where = DumpPlace(name, ranks, step if type(step) is int else place.step, None)
+        return where, str(meta.get("dims") or ""), inner
+    if len(names) == 1 and names[0] == "":
+        return place, "", {place.name: names[0]}
+    stem = f"{place.name}." if place.name else ""
+    return place, "", {f"{stem}{name}": name for name in names}
+
+
+def _by_step(
+    folder: Path, found: Sequence[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], axes: _Axes
+) -> dict[int, _Rows]:
+    """Return the arrays by step, name and rank; FormatError where a rank has one twice."""
+    steps: dict[int, _Rows] = {}
+    origin: dict[tuple[int, str, tuple[int, ...]], str] = {}
+    every: dict[tuple[int, ...], set[int]] = {}
+    for (step, texts), one in found:
+        at = axes.place(one.ranks)
+        before = origin.setdefault((step, one.name, at), one.origin)
+        if before != one.origin:
+            words = (
+                ", ".join(f"{axis} {number}" for axis, number in zip(axes.values, at, strict=True))
+                or "the rank"
+            )
+            raise FormatError(
+                f"{folder}: {shorten(one.name, 80)!r} of {words} is there twice: {before} and "
+                f"{one.origin}; were two runs dumped into one folder? keep one of them"
+            )
+        row = steps.setdefault(step, _Rows())
+        row.arrays.setdefault(one.name, {})[at] = one
+        row.texts.update(texts)
+        every.setdefault(at, set()).add(step)
+    kinds = {frozenset(held) for held in every.values()}
+    if len(kinds) > 1 and "dp" not in axes.values:
+        counts = {at: len(held) for at, held in every.items()}
+        least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+        lost = sorted(every[most] - every[least])
+        raise FormatError(
+            f"{folder}: {_words(axes, least)} has {counts[least]} steps, {_words(axes, most)} has "
+            f"{counts[most]} (step {', '.join(map(str, lost[:4]))}); expected the same steps of "
+            "every rank: a rank is cut off, or of another run"
+        )
+    return steps
+
+
+def _words(axes: _Axes, at: Sequence[int]) -> str:
+    return " ".join(f"{axis} {number}" for axis, number in zip(axes.values, at, strict=True)) or (
+        "the rank"
+    )
+
+
+def _joined_pass(
+    folder: Path,
+    step: int,
+    stream: int,
+    rows: _Rows,
+    axes: _Axes,
+    spec: RankSpec,
+    widths: PointWidths,
+) -> tuple[Pass, list[Unequal]]:
+    """Return a pass with its ranks put together, and what ranks should hold alike and do not."""
+    made = Pass(step, stream)
+    made.texts = rows.texts
+    order = list(axes.values)
+    unequal: list[Unequal] = []
+    whole: dict[str, dict[tuple[int, ...], JoinedArray]] = {}
+    dims: dict[str, tuple[Division, ...] | None] = {}
+    for name, parts in rows.arrays.items():
+        kept = {
+            at: one
+            for at, one in parts.items()
+            if "dp" not in axes.values or at[order.index("dp")] == stream
+        }
+        if not kept:
+            continue
+        whole[name] = {
+            at: JoinedArray(name, one.shape, one.dtype, one.read) for at, one in kept.items()
+        }
+        dims[name] = axes.named(dims_of(list(kept.values()), spec.dims(name)))
+    # What a pass says of its batch first: it gives the count of tokens.
+    names = sorted(whole, key=lambda name: name.rpartition(".")[2] not in BATCH)
+    tokens: int | None = None
+    for name in names:
+        kind = BATCH.get(name.rpartition(".")[2])
+        odd: list[Unequal] = []
+        try:
+            found = _whole(name, whole[name], axes, dims[name], widths, tokens, odd)
+        except FormatError as error:
+            raise FormatError(f"{folder}: step {step}: {error}") from None
+        if kind is None:
+            made.arrays[name] = found
+            unequal += odd
+            continue
+        if odd:
+            first, second = odd[0].ranks
+            raise FormatError(
+                f"{folder}: step {step}: {odd[0].axis} ranks {first} and {second} are of other "
+                f"runs: their {name} differ"
+            )
+        made.batch.setdefault(kind, found)
+        if kind == "ids":
+            tokens = int(np.prod(found.shape, dtype=np.int64))
+    made.arrays = {name: made.arrays[name] for name in whole if name in made.arrays}
+    return _with_sums(made, unequal, whole, widths)
+
+
+def _whole(
+    name: str,
+    parts: Mapping[tuple[int, ...], JoinedArray],
+    axes: _Axes,
+    dims: Sequence[Division] | None,
+    widths: PointWidths,
+    tokens: int | None,
+    unequal: list[Unequal],
+) -> JoinedArray:
+    """Join one array along every axis, the innermost first."""
+    held = dict(parts)
+    for number, axis in enumerate(axes.values):
+        groups: dict[tuple[int, ...], dict[int, JoinedArray]] = {}
+        for at, one in held.items():
+            groups.setdefault((*at[:number], -1, *at[number + 1 :]), {})[at[number]] = one
+        size = len(axes.values[axis])
+        held = {}
+        for at, group in groups.items():
+            few = axis not in ("pp", "dp") and len(group) < size
+            if few and not _is_whole(name, group, widths):
+                lost = [str(one) for one in axes.values[axis] if one not in group]
+                raise FormatError(f"{name}: {axis} rank {', '.join(lost[:8])} of {size} lacks it")
+            said = () if axis == "pp" else dims
+            held[at] = join(name, group, axis, said, widths, tokens, unequal)
+    (found,) = held.values()
+    return found
+
+
+def _is_whole(name: str, group: Mapping[int, JoinedArray], widths: PointWidths) -> bool:
+    """Say whether ranks that have an array have all of it, as the first one has the logits."""
+    whole = widths.widths.get(name)
+    each = {width_of(one.shape) for one in group.values()}
+    return name.rpartition(".")[2] in BATCH or whole is None or all(one >= whole for one in each)
+
+
+def _with_sums(
+    made: Pass,
+    unequal: list[Unequal],
+    parts: Mapping[str, Mapping[tuple[int, ...], JoinedArray]],
+    widths: PointWidths,
+) -> tuple[Pass, list[Unequal]]:
+    """Add up what was taken before an all-reduce: what follows it is equal on all ranks."""
+    wrong = {one.name for one in unequal}
+    alike = [name for name, one in made.arrays.items() if one.how == "replicated"]
+    left = []
+    for one in unequal:
+        after = alike[alike.index(one.name) + 1 :] if one.name in alike else []
+        if widths.points.get(one.name) in SUMMED and after and after[0] not in wrong:
+            made.arrays[one.name] = summed(one.name, list(parts[one.name].values()))
+        else:
+            left.append(one)
+    return made, left
+
+
+def _late_outputs(passes: Sequence[Pass]) -> Iterator[Pass]:
+    """Yield passes whose last outputs stand in the next pass's file, each with its own.
+
+    SGLang's hook writes a file when the inner model returns. What comes behind it, such as the
+    logits, is in the next file: the first file lacks it and all others have it.
+    """
+    for stream in dict.fromkeys(one.stream for one in passes):
+        own = [one for one in passes if one.stream == stream]
+        late: set[str] = set()
+        if len(own) > 1 and own[0].step >= 0:
+            late = set.intersection(*(set(one.arrays) for one in own[1:])) - set(own[0].arrays)
+            late = {name for name in late if not name.startswith("model.")}
+        for one, after in zip(own, [*own[1:], None], strict=True):
+            arrays = {name: row for name, row in one.arrays.items() if name not in late}
+            if after is not None:
+                arrays |= {name: after.arrays[name] for name in sorted(late)}
+            if arrays:
+                yield Pass(one.step, one.stream, arrays, one.batch, one.texts)

@@ -1,0 +1,202 @@
+"""Opens whatever an engine dumped as one sequence's arrays: the place that all commands ask."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aprfmt.errors import FormatError
+from aprfmt.inference.capture import instances, key_name
+from aprfmt.inference.engines.captures import Captures, open_captures
+from aprfmt.inference.engines.dump_folders import BATCH, Dump, Pass, is_dump, read_dump
+from aprfmt.inference.engines.engine_modules import (
+    JOINED,
+    has_engine_modules,
+    module_name,
+    split_joined,
+    under_module_names,
+)
+from aprfmt.inference.engines.modules import Modules
+from aprfmt.inference.engines.point_shapes import point_shapes
+from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths
+from aprfmt.inference.engines.sequences import AlignedArrays, align
+from aprfmt.model import Model
+
+WidthsOf = Callable[[Sequence[str]], PointWidths]
+_TOKENS = 8191  # a length that is no size of a model, to tell the axis of tokens
+_BATCHES = ("starts", "mask", "lengths", "counts", "requests")
+
+
+@contextmanager
+def open_dump(
+    path: Path, ids: Sequence[int] | None = None, model: Model | None = None
+) -> Iterator[Captures]:
+    """Open dumped arrays as those of one sequence: ranks together, rows by token.
+
+    `ids` name the sequence where there are several, `model` gives the sizes of whole arrays.
+    Raises FormatError for what is damaged, a rank that is missing, or an unclear sequence.
+    """
+    widths_of = _widths(model)
+    with ExitStack() as stack:
+        if is_dump(path):
+            yield _one_sequence(path, read_dump(path, stack, widths_of), ids, widths_of)
+            return
+        captures = stack.enter_context(open_captures(path))
+        batch = _batch(captures)
+        if batch is None:
+            yield _with_parts(captures, widths_of)
+            return
+        dump = Dump((batch,), {}, {}, (), captures.others)
+        yield _one_sequence(path, dump, ids, widths_of)
+
+
+def _batch(captures: Captures) -> Pass | None:
+    """Return arrays as a pass of several sequences; None where nothing says that there are."""
+    kinds = {
+        name: BATCH[last] for name in captures.shapes if (last := name.rpartition(".")[2]) in BATCH
+    }
+    several = any(kind in _BATCHES for kind in kinds.values()) or any(
+        kind == "ids" and len(captures.shapes[name]) == 2 and captures.shapes[name][0] > 1
+        for name, kind in kinds.items()
+    )
+    if "ids" not in kinds.values():
+        return None
+    if not several:
+        several = any(
+            kind == "positions" and bool(np.any(np.diff(captures.read(name).reshape(-1)) != 1))
+            for name, kind in kinds.items()
+        )
+    if not several:
+        return None
+
+    def array(name: str) -> JoinedArray:
+        return JoinedArray(
+            name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
+        )
+
+    made = Pass(-1, 0, {name: array(name) for name in captures.shapes if name not in kinds})
+    for name, kind in kinds.items():
+        made.batch.setdefault(kind, array(name))
+    made.texts = {name: value for name, value in captures.values.items() if isinstance(value, list)}
+    return made
+
+
+def _with_parts(captures: Captures, widths_of: WidthsOf) -> Captures:
+    """Return captures with the results of joined modules, such as qkv_proj, cut into parts."""
+    joined = [name for name in captures.shapes if name.rpartition(".")[2] in JOINED]
+    parts = widths_of(joined).parts if joined else {}
+    if not parts:
+        return captures
+
+    def array(name: str) -> JoinedArray:
+        return JoinedArray(
+            name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
+        )
+
+    made, _ = split_joined({name: array(name) for name in captures.shapes}, {}, parts)
+    return replace(
+        captures,
+        shapes={name: one.shape for name, one in made.items()},
+        dtypes={name: one.dtype for name, one in made.items()},
+        read=lambda name: made[name].read(),
+    )
+
+
+def _one_sequence(
+    path: Path, dump: Dump, ids: Sequence[int] | None, widths_of: WidthsOf
+) -> Captures:
+    try:
+        found = align(dump, ids)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+    named = under_module_names(found.arrays, found.rows)
+    arrays, rows = split_joined(named.arrays, named.rows, widths_of(list(named.arrays)).parts)
+    left = dict(found.left)
+    left |= {f"{one.name} (pass {step})": one.says for step, one in dump.unequal}
+    return Captures(
+        path,
+        {name: one.shape for name, one in arrays.items()},
+        {name: one.dtype for name, one in arrays.items()},
+        lambda name: arrays[name].read(),
+        dump.others,
+        found.ids,
+        {},
+        rows,
+        left,
+        _facts(dump, found, named.notes),
+    )
+
+
+def _facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[str, Any]:
+    """Return what is said of a dump: its ranks, how they were joined, the pass of each token."""
+    return {
+        "ranks": dict(dump.axes),
+        "layouts": dict(dump.layouts),
+        "unequal": [
+            {
+                "name": one.name,
+                "pass": step,
+                "axis": one.axis,
+                "ranks": list(one.ranks),
+                "apart": one.apart,
+                "says": one.says,
+            }
+            for step, one in dump.unequal
+        ],
+        "passes": len(dump.passes),
+        "steps": list(found.steps),
+        "positions": list(found.positions),
+        "notes": [*found.notes, *notes],
+    }
+
+
+def _widths(model: Model | None) -> WidthsOf:
+    """Return what gives the sizes of whole arrays by their names; none without a model."""
+    if model is None:
+        return lambda names: PointWidths()
+    known = instances(model.spec.block, model.hyper, model.roles)
+    shapes = point_shapes(model.hyper, known, _TOKENS)
+    widths = {
+        key: int(np.prod(shape[1:], dtype=np.int64))
+        for key, shape in shapes.items()
+        if shape and shape[0] == _TOKENS
+    }
+
+    def of_names(names: Sequence[str]) -> PointWidths:
+        gated = has_engine_modules(names)
+        base = {
+            name: module_name(name.removesuffix(".0").removesuffix(".1"), gated, {})
+            for name in names
+        }
+        modules = Modules(base.values(), model.spec.block.placement)
+        whole: dict[str, int] = {}
+        parts: dict[str, tuple[tuple[int, int], ...]] = {}
+        points: dict[str, str] = {}
+        for name, module in base.items():
+            read = [(key_name(one.point.name, one.layer), one) for one in modules.read(module)]
+            if module in known:
+                key = known[module].alias_of or module if module in known else module
+                if key in widths:
+                    whole[name], points[name] = widths[key], key.rpartition(".")[2]
+                continue
+            read = [(key, one) for key, one in read if key in widths]
+            if not read:
+                continue
+            points[name] = read[0][1].point.name
+            joined = [key for key, one in read if one.name.part in ("qkv", "halves")]
+            if joined:
+                parts[name] = tuple(
+                    (widths[key], shapes[key][-1] if len(shapes[key]) > 2 else 1) for key in joined
+                )
+                whole[name] = sum(width for width, _ in parts[name])
+            else:
+                whole[name] = widths[read[0][0]]
+                if points[name] in ("k", "v") and len(shapes[read[0][0]]) > 2:
+                    parts[name] = ((whole[name], shapes[read[0][0]][-1]),)
+        vocabulary = int(model.hyper["vocab_size"])
+        return PointWidths(whole, parts, points, frozenset(widths.values()), vocabulary)
+
+    return of_names

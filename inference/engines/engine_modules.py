@@ -1,0 +1,182 @@
+"""Outputs of vLLM's and SGLang's modules under the names that a transformers module path has.
+
+Both keep the residual stream apart: a decoder layer and a norm that adds give (hidden, residual).
+The stream behind a layer is their sum. A norm that runs in place writes into both afterwards, so
+that a hook which did not copy holds the next norm's result and the stream itself.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.inference.engines.rank_joining import JoinedArray
+
+Numbers = NDArray[Any]
+# Ends of names, as vLLM and SGLang call a module, and what transformers calls its result. Sources:
+# vllm/model_executor/models/llama.py, sglang/srt/models/llama.py and their kin.
+MODULES: tuple[tuple[str, str], ...] = (
+    (r"(layers\.\d+\.self_attn)\.attn", r"\1.o_proj#in"),
+    (r"(layers\.\d+\.mlp)\.act_fn", r"\1.down_proj#in"),  # SiluAndMul: the gated product
+    (r"(layers\.\d+\.(?:mlp|block_sparse_moe))\.experts", r"\1"),
+    (r"logits_processor|next_token_logits", "logits"),
+)
+# A module that joins several of transformers' -> these, in the order of its columns.
+JOINED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+_HIDDEN, _RESIDUAL = ".0", ".1"
+_STRAIGHT = 1e-3  # relative distance of ratios from a product of rows and columns
+
+
+@dataclass(frozen=True)
+class EngineNames:
+    """Arrays by transformers' names, the rows of each, and remarks on how they were read."""
+
+    arrays: Mapping[str, JoinedArray]
+    rows: Mapping[str, tuple[int, ...]]
+    notes: tuple[str, ...]
+
+
+def under_module_names(
+    arrays: Mapping[str, JoinedArray], rows: Mapping[str, tuple[int, ...]]
+) -> EngineNames:
+    """Return arrays under transformers' module paths; hidden and residual are added up."""
+    made: dict[str, JoinedArray] = {}
+    own: dict[str, tuple[int, ...]] = {}
+    notes: list[str] = []
+    overwritten = 0
+
+    def put(name: str, array: JoinedArray, stored: str) -> None:
+        if name not in made:
+            made[name] = replace(array, name=name)
+            if stored in rows:
+                own[name] = rows[stored]
+
+    gated = has_engine_modules(arrays)
+    for name, array in arrays.items():
+        if name.endswith(_RESIDUAL) and name.removesuffix(_RESIDUAL) + _HIDDEN in arrays:
+            continue
+        base = name.removesuffix(_HIDDEN)
+        residual = arrays.get(base + _RESIDUAL) if name.endswith(_HIDDEN) else None
+        if residual is None or residual.shape != array.shape:
+            put(module_name(name, gated, arrays), array, name)
+            continue
+        if base.endswith("norm"):
+            put(base, array, name)
+            stream = _stream_before(base)
+            if stream:
+                put(stream, residual, name)
+            continue
+        if is_normed(array, residual):
+            overwritten += 1
+            put(base, residual, name)
+        else:
+            put(base, added(array, residual), name)
+    if overwritten:
+        notes.append(
+            f"{overwritten} layers' hidden values are those of the next norm: a kernel wrote into "
+            "the buffer after the hook; the residual, which then holds the whole stream, is taken"
+        )
+    return EngineNames(made, own, tuple(notes))
+
+
+def split_joined(
+    arrays: Mapping[str, JoinedArray],
+    rows: Mapping[str, tuple[int, ...]],
+    parts: Mapping[str, Sequence[tuple[int, int]]],
+) -> tuple[dict[str, JoinedArray], dict[str, tuple[int, ...]]]:
+    """Return arrays with the results of joined modules cut into their parts, and their rows.
+
+    `parts` are (elements, elements of a head) of each part by name; what they do not fit stays.
+    """
+    made: dict[str, JoinedArray] = {}
+    own: dict[str, tuple[int, ...]] = {}
+    for name, array in arrays.items():
+        above, _, last = name.rpartition(".")
+        widths = [width for width, _ in parts.get(name, ())]
+        names = JOINED.get(last, ())
+        if len(widths) != len(names) or sum(widths) != array.shape[-1]:
+            names, widths = (last,), [array.shape[-1] if array.shape else 0]
+        edge = 0
+        for part, width in zip(names, widths, strict=True):
+            whole = f"{above}.{part}" if above else part
+            shape = (*array.shape[:-1], width) if array.shape else array.shape
+            read = array.read if len(names) == 1 else _columns_of(array, edge, edge + width)
+            made[whole] = replace(array, name=whole, shape=shape, read=read)
+            if name in rows:
+                own[whole] = rows[name]
+            edge += width
+    return made, own
+
+
+def _columns_of(array: JoinedArray, first: int, stop: int) -> Callable[[], Numbers]:
+    return lambda: array.read()[..., first:stop]
+
+
+def has_engine_modules(names: Iterable[str]) -> bool:
+    """Say whether names are those of vLLM's or SGLang's modules, whose act_fn also multiplies."""
+    return any(name.endswith((".gate_up_proj", ".self_attn.attn")) for name in names)
+
+
+def module_name(name: str, gated: bool, arrays: Mapping[str, JoinedArray]) -> str:
+    """Return an array's name as transformers has it; its own where the table has none."""
+    for old, new in MODULES:
+        if old.endswith("act_fn") and not gated:
+            continue
+        found = re.sub(
+            rf"(^|\.)(?:{old})$",
+            lambda m, new=new: (
+                m[1]
+                + m.expand(  # type: ignore[misc]
+                    re.sub(r"\\1", r"\\2", new)
+                )
+            ),
+            name,
+        )
+        if found != name and found not in arrays:
+            return found
+    return name
+
+
+def _stream_before(norm: str) -> str:
+    """Return the name of the residual stream that a norm reads and gives back."""
+    found = re.fullmatch(r"(.*layers\.)(\d+)\.(input_layernorm|post_attention_layernorm)", norm)
+    if found is None:
+        return ""
+    if found[3] == "input_layernorm":
+        return f"{found[1]}{found[2]}#in"
+    return f"{norm}#in"
+
+
+def added(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
+    """Return the residual stream behind a layer."""
+
+    def read() -> Numbers:
+        x, y = hidden.read(), residual.read()
+        return x.astype(np.float64 if x.dtype == np.float64 else np.float32) + y
+
+    return JoinedArray(hidden.name, hidden.shape, hidden.dtype, read, hidden.how)
+
+
+def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
+    """Say whether an array is the other one after a norm: a factor a row times one a column.
+
+    Without two rows and columns that cannot be seen.
+    """
+    x = np.asarray(hidden.read(), np.float64).reshape(-1, hidden.shape[-1])
+    y = np.asarray(residual.read(), np.float64).reshape(x.shape)
+    if min(x.shape) < 2 or not np.isfinite(x).all() or not np.isfinite(y).all():
+        return False
+    scale = np.sqrt(np.mean(y * y, axis=1, keepdims=True))
+    if not np.all(scale):
+        return False
+    normed = y / scale
+    weight = np.sum(x * normed, axis=0) / np.maximum(np.sum(normed * normed, axis=0), 1e-30)
+    size = float(np.linalg.norm(x))
+    bound = 2.0**-6 if hidden.dtype in ("bfloat16", "float16") else _STRAIGHT
+    return size > 0 and float(np.linalg.norm(x - normed * weight)) <= bound * size

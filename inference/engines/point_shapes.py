@@ -1,0 +1,50 @@
+"""Shapes of a model's points, as its table says them in names of sizes."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from aprfmt.base.protocols import Value
+from aprfmt.inference.capture import Instance
+
+
+def point_shapes(
+    hp: Mapping[str, Value], known: Mapping[str, Instance], tokens: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every point of the model in a pass, by key; `hp` are its sizes."""
+    value_dim = int(hp["value_head_dim"] or hp["head_dim"])
+    mla = bool(known) and not known["L0.kv_a"].absent
+    head = int(hp["head_dim"])
+    if mla:
+        head = int(hp["qk_nope_head_dim"]) + int(hp["qk_rope_head_dim"])
+    dims: dict[str, int] = {
+        "hidden_size": int(hp["hidden_size"]),
+        "head_dim": head,
+        "value_dim": value_dim,
+        "ffn_size": int(hp["ffn_size"] or 0),
+        "vocab_size": int(hp["vocab_size"]),
+        "heads": int(hp["n_heads"]),
+        "tokens": tokens,
+        "keys": tokens,
+        "rows": tokens,
+        "1": 1,
+        "kv_heads": int(hp["n_heads"] if mla else hp["n_kv_heads"]),
+    }
+    found = {}
+    for key, instance in known.items():
+        if not instance.absent:
+            parts = instance.point.shape.replace(" ", "").split(",")
+            sizes = [_size_of(part, {**hp, **dims}) for part in parts]
+            if None not in sizes:
+                found[key] = tuple(size for size in sizes if size is not None)
+    return found
+
+
+def _size_of(text: str, known: Mapping[str, Any]) -> int | None:
+    """Return the size of an axis: a name, or a sum or product of names; None if one is unknown."""
+    for sign, join in (("+", sum), ("*", math.prod)):
+        if sign in text:
+            parts = [_size_of(part, known) for part in text.split(sign)]
+            return None if None in parts else join(part for part in parts if part is not None)
+    value = known.get(text)
+    return int(value) if isinstance(value, (int, float)) else None

@@ -1,0 +1,89 @@
+"""The notation of dimensions that says along which of them ranks hold parts of an array.
+
+`t h[tp] d`: three dimensions, the second divided among tensor-parallel ranks. `t[cp:zigzag] h`
+is in halves from both ends, `t h[tp:partial]` are summands. SGLang's dumper writes these
+(sglang/srt/debug_utils/comparator/dims_spec), and wrote `h(tp)`, `s(cp,zigzag)`, `h(tp,partial)`
+before. What stands behind `#` is a remark.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from aprfmt.errors import FormatError
+
+How = Literal["parts", "zigzag", "partial"]
+_QUALIFIERS: dict[str, How] = {
+    "sharded": "parts",
+    "natural": "parts",
+    "zigzag": "zigzag",
+    "partial": "partial",
+}
+_DIM = re.compile(
+    r"(?:\((?P<joined>[^()]+)\)|(?P<name>[A-Za-z_]\w*|1))"
+    r"(?:\[(?P<new>[^\]]+)\]|\((?P<old>[^()]+)\))?"
+)
+_AXIS_WORDS = ("tp", "pp", "ep", "dp", "cp", "sp", "rank", "attn_tp", "moe_tp", "moe_ep")
+_LONGEST = 1000
+
+
+@dataclass(frozen=True)
+class Division:
+    """How ranks of an axis divide an array: along which dimension, and in what order."""
+
+    axis: str
+    dimension: int
+    how: How = "parts"
+
+
+def parse_dims(text: str, where: str) -> tuple[Division, ...]:
+    """Return how an array is divided; () for one that every rank holds whole. FormatError."""
+    found: list[Division] = []
+    body = text.partition("#")[0].strip()
+    if not body or len(body) > _LONGEST:
+        raise FormatError(f"{where}: dims {text[:80]!r}; expected dimensions such as 't h[tp] d'")
+    for number, token in enumerate(re.findall(r"\([^()]+\)\S*|\S+", body)):
+        match = _DIM.fullmatch(token)
+        if match is None:
+            raise FormatError(
+                f"{where}: dims {text[:80]!r}: {token[:40]!r}; expected a name, and behind it the "
+                "axes that divide it, such as h[tp]"
+            )
+        if match["new"]:
+            found += _new(match["new"], number, f"{where}: dims {text[:80]!r}")
+        elif match["old"]:
+            found += _old(match["old"], number, f"{where}: dims {text[:80]!r}")
+    return tuple(found)
+
+
+def _new(text: str, number: int, where: str) -> list[Division]:
+    """Read `cp:zigzag,sp`."""
+    found = []
+    for part in text.split(","):
+        axis, _, said = part.strip().partition(":")
+        how: How = "parts"
+        for word in filter(None, said.split("+")):
+            how = _qualifier(word.strip(), where) if how == "parts" else how
+        found.append(Division(_axis(axis, where), number, how))
+    return found
+
+
+def _old(text: str, number: int, where: str) -> list[Division]:
+    """Read `cp,zigzag`."""
+    words = [word.strip() for word in text.split(",")]
+    how: How = "parts"
+    for word in words[1:]:
+        how = _qualifier(word, where)
+    return [Division(_axis(words[0], where), number, how)]
+
+
+def _axis(word: str, where: str) -> str:
+    if word not in _AXIS_WORDS:
+        raise FormatError(f"{where}: axis {word[:20]!r}; expected one of {', '.join(_AXIS_WORDS)}")
+    return word.rpartition("_")[2]
+
+
+def _qualifier(word: str, where: str) -> How:
+    if word not in _QUALIFIERS:
+        raise FormatError(f"{where}: {word[:20]!r}; expected one of {', '.join(_QUALIFIERS)}")
+    return _QUALIFIERS[word]

@@ -1,0 +1,326 @@
+"""Puts the parts that ranks dumped of one array together, before anything is compared.
+
+How an array is divided comes from its dims where the dump or `ranks.json` says them. Without, it
+follows from its size: the width that the model gives the point, and the tokens of the step.
+Columns are of tensor parallelism, rows of sequence and context parallelism. What every rank holds
+whole has to be equal. A sum over ranks that was taken before the all-reduce is not: it is added
+up where what follows is equal on all ranks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import FormatError
+from aprfmt.inference.engines.parts import distance
+from aprfmt.inference.engines.rank_dims import Division, parse_dims
+
+Numbers = NDArray[Any]
+Layout = Literal["whole", "columns", "rows", "zigzag", "replicated", "partial", "one rank"]
+# Points that are sums over tensor-parallel ranks: row-parallel products, a divided embedding, and
+# what experts of several ranks add up to.
+SUMMED = ("attn_out", "ffn_out", "moe_out", "shexp_out", "embd", "embd_scaled")
+NEAR = 2.0**-7  # relative distance that 16-bit rounding of one more sum makes at most
+_ROWS_AXES = ("cp", "sp")  # axes that divide tokens
+
+
+@dataclass(frozen=True)
+class DumpedArray:
+    """One array of one rank at one step; `origin` is its file, `dims` what the dump says of it."""
+
+    name: str
+    ranks: Mapping[str, int]
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Numbers]
+    origin: str
+    dims: str = ""
+
+
+@dataclass(frozen=True)
+class PointWidths:
+    """What the model says of arrays by name, for the sizes that whole ones have.
+
+    `widths` are elements of a token, `parts` are (elements, elements of a head) of each part of a
+    joined result such as qkv_proj, `points` are the points that a name says, `known` are the
+    widths of all points.
+    """
+
+    widths: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    points: Mapping[str, str] = field(default_factory=dict)
+    known: frozenset[int] = frozenset()
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True)
+class JoinedArray:
+    """A whole array; `how` says how its ranks' parts were put together."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Numbers]
+    how: Layout = "whole"
+
+
+@dataclass(frozen=True)
+class Unequal:
+    """An array that every rank should hold alike; `apart` is how far two ranks are."""
+
+    name: str
+    axis: str
+    ranks: tuple[int, int]
+    apart: float
+
+    @property
+    def says(self) -> str:
+        """The difference in words."""
+        first, second = self.ranks
+        return (
+            f"{self.axis} ranks {first} and {second} hold other values ({self.apart:.3g} apart) of "
+            f"what every rank computes alike"
+        )
+
+
+def row_axis(shape: Sequence[int]) -> int:
+    """Return the axis of an array's tokens: the first, behind a batch of one."""
+    return 1 if len(shape) > 2 and shape[0] == 1 else 0
+
+
+def width_of(shape: Sequence[int]) -> int:
+    """Return the elements of a token."""
+    return int(np.prod(shape[row_axis(shape) + 1 :], dtype=np.int64))
+
+
+def join(
+    name: str,
+    parts: Mapping[int, JoinedArray],
+    axis: str,
+    dims: Sequence[Division] | None,
+    widths: PointWidths,
+    tokens: int | None,
+    unequal: list[Unequal],
+) -> JoinedArray:
+    """Return the whole of what ranks of an axis hold, by rank; FormatError where it is not clear.
+
+    What should be equal and is not is added to `unequal`; the first rank's values are taken then.
+    """
+    rows = [parts[rank] for rank in sorted(parts)]
+    if len(rows) == 1:
+        return rows[0]
+    if dims is not None:
+        own = [one for one in dims if one.axis == axis]
+        if not own:
+            return _alike(name, parts, axis, unequal)
+        return _divided(name, rows, own[0])
+    how = _layout(name, rows, axis, widths, tokens)
+    if how == "replicated":
+        return _alike(name, parts, axis, unequal)
+    if how == "columns":
+        return _columns(name, rows, axis, widths)
+    return _concatenated(name, rows, row_axis(rows[0].shape), how)
+
+
+def _layout(
+    name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths, tokens: int | None
+) -> Layout:
+    """Return how ranks divide an array, by sizes; FormatError where sizes leave it open."""
+    count = len(rows)
+    shapes = [row.shape for row in rows]
+    each = {width_of(shape) for shape in shapes}
+    lengths = [shape[row_axis(shape)] if shape else 0 for shape in shapes]
+    if any(len(shape) < 1 for shape in shapes):
+        return "replicated"
+    if all(len(shape) == 1 for shape in shapes) and name not in widths.widths:
+        # Ids, positions and lengths: one number a token.
+        if axis in _ROWS_AXES and (tokens is None or sum(lengths) == tokens):
+            return "rows"
+        return "replicated"
+    if len(each) > 1:
+        raise FormatError(
+            f"{name}: ranks of {axis} hold {_sizes(shapes)}; expected equal widths; were they "
+            "dumped from one run?"
+        )
+    part = each.pop()
+    whole = widths.widths.get(name)
+    in_rows = (
+        tokens is not None
+        and lengths != [tokens] * count
+        and 0 <= (sum(lengths) - tokens) < max(count, 2)
+    )
+    if whole is not None:
+        if part == whole or (part > whole and whole == widths.vocabulary):
+            return "rows" if in_rows or axis in _ROWS_AXES else "replicated"
+        heads = widths.parts.get(name, ())
+        shared = bool(heads) and sum(max(size // count, unit) for size, unit in heads) == part
+        if shared or (part * count >= whole and (part * count) % whole == 0):
+            return "columns"
+        if whole == widths.vocabulary and part * count >= whole:
+            return "columns"  # padded to a multiple of the ranks
+        if whole % part == 0:
+            raise FormatError(
+                f"{name}: {count} ranks of {axis} hold {part} columns each of {whole}; "
+                f"{whole // part - count} of {whole // part} ranks are missing"
+            )
+        raise FormatError(
+            f"{name}: {count} ranks of {axis} hold {_sizes(shapes)}; {whole} columns are expected"
+        )
+    if axis in _ROWS_AXES or in_rows:
+        return "rows"
+    if part * count in widths.known and part not in widths.known:
+        return "columns"
+    first = rows[0].read()
+    if all(np.array_equal(first, row.read(), equal_nan=True) for row in rows[1:]):
+        return "replicated"
+    raise FormatError(
+        f"{name}: {count} ranks of {axis} hold {_sizes(shapes)}, and its name says no point; say "
+        f'its dims in ranks.json, such as {{"arrays": {{"{name}": "t h[{axis}]"}}}}'
+    )
+
+
+def _sizes(shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
+
+
+def _alike(
+    name: str, parts: Mapping[int, JoinedArray], axis: str, unequal: list[Unequal]
+) -> JoinedArray:
+    """Return what all ranks hold; the first rank's where they differ, which is noted."""
+    ranks = sorted(parts)
+    first = parts[ranks[0]]
+    values = first.read()
+    for rank in ranks[1:]:
+        other = parts[rank].read()
+        if other.shape != values.shape:
+            raise FormatError(
+                f"{name}: {axis} rank {ranks[0]} holds {list(values.shape)}, rank {rank} "
+                f"{list(other.shape)}; expected the same on every rank"
+            )
+        if np.array_equal(values, other, equal_nan=True):
+            continue
+        apart = distance(other, values)
+        if (
+            apart > NEAR
+            or values.dtype.kind in "iub"
+            or not np.array_equal(np.isfinite(values), np.isfinite(other))
+        ):
+            unequal.append(Unequal(name, axis, (ranks[0], rank), apart))
+            break
+    return JoinedArray(name, first.shape, first.dtype, first.read, "replicated")
+
+
+def _finite_alike(x: Numbers, y: Numbers) -> bool:
+    return np.array_equal(np.isfinite(x), np.isfinite(y))
+
+
+def summed(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:
+    """Return the sum of what ranks hold: a product before its all-reduce."""
+
+    def read() -> Numbers:
+        total: Numbers = np.array(
+            rows[0].read(), np.float64 if rows[0].dtype == "float64" else np.float32
+        )
+        for row in rows[1:]:
+            total = total + row.read()
+        return total
+
+    return JoinedArray(name, rows[0].shape, rows[0].dtype, read, "partial")
+
+
+def _divided(name: str, rows: Sequence[JoinedArray], said: Division) -> JoinedArray:
+    """Join along the dimension that the dump's dims say."""
+    if said.how == "partial":
+        return summed(name, rows)
+    if said.dimension >= len(rows[0].shape):
+        raise FormatError(
+            f"{name}: its dims divide dimension {said.dimension} of shape {list(rows[0].shape)}"
+        )
+    if said.how == "zigzag":
+        return _zigzag(name, rows, said.dimension)
+    how: Layout = "rows" if said.dimension == row_axis(rows[0].shape) else "columns"
+    return _concatenated(name, rows, said.dimension, how)
+
+
+def _zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray:
+    """Join halves from both ends: rank i of n holds chunks i and 2n-1-i of 2n."""
+    if any(row.shape[at] % 2 for row in rows):
+        raise FormatError(f"{name}: {rows[0].shape[at]} rows of a rank are no two equal chunks")
+
+    def read() -> Numbers:
+        halves = [np.split(row.read(), 2, axis=at) for row in rows]
+        both = [half[0] for half in halves] + [half[1] for half in reversed(halves)]
+        return np.concatenate(both, axis=at)
+
+    shape = list(rows[0].shape)
+    shape[at] = sum(row.shape[at] for row in rows)
+    return JoinedArray(name, tuple(shape), rows[0].dtype, read, "zigzag")
+
+
+def _concatenated(name: str, rows: Sequence[JoinedArray], at: int, how: Layout) -> JoinedArray:
+    shape = list(rows[0].shape)
+    others = {(*row.shape[:at], *row.shape[at + 1 :]) for row in rows}
+    if len(others) > 1:
+        raise FormatError(
+            f"{name}: ranks hold {_sizes([row.shape for row in rows])}; expected sizes that are "
+            f"equal but for dimension {at}"
+        )
+    shape[at] = sum(row.shape[at] for row in rows)
+    return JoinedArray(
+        name,
+        tuple(shape),
+        rows[0].dtype,
+        lambda: np.concatenate([row.read() for row in rows], axis=at),
+        how,
+    )
+
+
+def _columns(name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths) -> JoinedArray:
+    """Join columns; parts of a joined result each for itself, key heads that ranks share once."""
+    at = row_axis(rows[0].shape) + 1
+    whole = widths.widths.get(name, 0)
+    parts = widths.parts.get(name, ())
+    local = width_of(rows[0].shape)
+    count = len(rows)
+    if not parts and (not whole or local * count == whole or whole == widths.vocabulary):
+        return _concatenated(name, rows, at, "columns")
+    if not parts:
+        parts = ((whole, local),)
+    sizes = [max(width // count, unit) for width, unit in parts]
+    if sum(sizes) != local:
+        raise FormatError(
+            f"{name}: {local} columns of a rank; {count} ranks of {axis} would hold {sum(sizes)} "
+            f"({' + '.join(map(str, sizes))})"
+        )
+    starts = np.cumsum([0, *sizes]).tolist()
+    copies = [max(1, size * count // width) for size, (width, _) in zip(sizes, parts, strict=True)]
+
+    def read() -> Numbers:
+        flat = [row.read().reshape(*row.shape[:at], -1) for row in rows]
+        made = []
+        for start, size, times in zip(starts, sizes, copies, strict=False):
+            shares = [values[..., start : start + size] for values in flat]
+            for number in range(count):
+                if not np.array_equal(shares[number], shares[number - number % times]):
+                    raise FormatError(
+                        f"{name}: {axis} ranks {number - number % times} and {number} share a key "
+                        "head and hold other values of it"
+                    )
+            made += shares[::times]
+        return np.concatenate(made, axis=-1)
+
+    shape = (*rows[0].shape[:at], sum(width for width, _ in parts))
+    return JoinedArray(name, shape, rows[0].dtype, read, "columns")
+
+
+def dims_of(parts: Sequence[DumpedArray], given: str | None) -> tuple[Division, ...] | None:
+    """Return how an array is divided as the spec or the dump says; None where neither does."""
+    said = given if given is not None else next((one.dims for one in parts if one.dims), "")
+    if given is None and not said:
+        return None
+    if said == "replicated":
+        return ()
+    return parse_dims(said, parts[0].origin)

@@ -1,0 +1,434 @@
+"""Finds the sequences of a dump's passes, and gives one's arrays row by row of its tokens.
+
+A pass holds the tokens of several requests: packed behind one another (`cu_seqlens`,
+`query_start_loc`, `seq_lens`, or positions that begin anew), or as padded rows of a batch. A prompt
+may come in chunks, and each decode step adds a token. Rows are taken by request and position, never
+by their number alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.base.text_escape import shorten
+from aprfmt.errors import FormatError
+from aprfmt.inference.engines.dump_folders import Dump, Pass
+from aprfmt.inference.engines.rank_joining import JoinedArray
+
+Numbers = NDArray[Any]
+_SHOWN = 4  # sequences, tokens or names in a message
+_LOOKED = 3  # arrays of a pass that are read to see whether it is all zeros
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The tokens of one request in one pass: their rows there, positions and ids.
+
+    `number` is the request's place in the batch of `count`, `rows` index the pass's tokens.
+    """
+
+    step: int
+    place: int  # of the pass in the dump
+    number: int
+    count: int
+    rows: tuple[int, ...]
+    positions: tuple[int, ...]
+    ids: tuple[int, ...] | None
+    request: str = ""
+
+
+@dataclass
+class TokenRun:
+    """One request's tokens over all passes."""
+
+    stream: int
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def positions(self) -> list[int]:
+        """Token positions, in order."""
+        return sorted(at for one in self.segments for at in one.positions)
+
+    @property
+    def ids(self) -> list[int] | None:
+        """Token ids in the order of positions, None where a pass does not say them."""
+        if any(one.ids is None for one in self.segments):
+            return None
+        pairs = [
+            pair for one in self.segments for pair in zip(one.positions, one.ids or (), strict=True)
+        ]
+        return [token for _, token in sorted(pairs)]
+
+    @property
+    def steps(self) -> list[int]:
+        """The pass that computed each token, in the order of positions."""
+        pairs = sorted((at, one.step) for one in self.segments for at in one.positions)
+        return [step for _, step in pairs]
+
+    @property
+    def next(self) -> int:
+        """The position that its next token has."""
+        return max(self.segments[-1].positions) + 1
+
+
+@dataclass(frozen=True)
+class AlignedArrays:
+    """One sequence's arrays by name: rows in the order of `positions`, or of those in `rows`.
+
+    `steps` say for each token which pass computed it. `left` maps names that could not be aligned
+    to the reason. `notes` say what was left out.
+    """
+
+    arrays: Mapping[str, JoinedArray]
+    rows: Mapping[str, tuple[int, ...]]
+    ids: tuple[int, ...] | None
+    positions: tuple[int, ...]
+    steps: tuple[int, ...]
+    left: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
+    """Return the arrays of the sequence that has these ids, or of the only one; FormatError."""
+    notes: list[str] = []
+    passes = list(_without_warm_ups(dump.passes, notes))
+    if not passes:
+        raise FormatError(
+            f"all {len(dump.passes)} passes are warm-ups: their ids, or all values, are zero; "
+            "dump a pass of a real request"
+        )
+    found = _sequences(passes, notes)
+    chosen = _choose(found, ids)
+    return _aligned(passes, chosen, None if ids is None else len(ids), notes)
+
+
+def _without_warm_ups(passes: Sequence[Pass], notes: list[str]) -> Iterator[Pass]:
+    """Yield the passes that are no warm-up: of a dummy batch, or captured before it ran."""
+    dropped = []
+    for one in passes:
+        ids = one.batch.get("ids")
+        dummy = ids is not None and np.size(values := ids.read()) > 1 and not np.any(values)
+        if dummy or (len(passes) > 1 and _is_blank(one)):
+            dropped.append(one.step)
+        else:
+            yield one
+    if dropped:
+        words = ", ".join(map(str, dict.fromkeys(dropped)))
+        notes.append(f"pass {words}: a warm-up (its ids, or all values, are zero), left out")
+
+
+def _is_blank(one: Pass) -> bool:
+    """Say whether the first arrays of a pass are all zeros."""
+    some = [row for row in one.arrays.values() if "float" in row.dtype and row.shape][:_LOOKED]
+    return bool(some) and not any(np.any(row.read()) for row in some)
+
+
+def _sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
+    """Return the sequences of all passes, each token in the one it belongs to."""
+    found: list[TokenRun] = []
+    guessed = False
+    for place, one in enumerate(passes):
+        free = [row for row in found if row.stream == one.stream]
+        for part in _segments(one, place, free):
+            start = min(part.positions)
+            if part.request:
+                fits = [
+                    row
+                    for row in free
+                    if row.segments[0].request == part.request and row.next <= start
+                ]
+            else:
+                fits = [row for row in free if start and row.next == start]
+            guessed |= len(fits) > 1 and not part.request
+            if fits and (start or part.request):
+                fits[0].segments.append(part)
+                free.remove(fits[0])
+            else:
+                found.append(TokenRun(one.stream, [part]))
+    if guessed:
+        notes.append(
+            "passes do not say which request a row is of: rows are taken in the order of the batch"
+        )
+    return found
+
+
+def _segments(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Segment]:
+    """Yield the requests of a pass in the order of its rows."""
+    ids = None if "ids" not in one.batch else np.asarray(one.batch["ids"].read())
+    shape = () if ids is None else ids.shape
+    flat = None if ids is None else ids.reshape(-1)
+    said = None if "positions" not in one.batch else np.asarray(one.batch["positions"].read())
+    if (
+        said is not None
+        and flat is not None
+        and said.size > flat.size
+        and (said.size % flat.size == 0)
+    ):
+        said = said.reshape(-1, flat.size)[0]  # three axes of a multimodal rope
+    positions = None if said is None else said.reshape(-1).astype(np.int64)
+    tokens = _tokens(one, flat, positions)
+    bounds = list(_bounds(one, tokens, shape, positions))
+    names = _requests(one)
+    for number, (first, stop) in enumerate(bounds):
+        rows = np.arange(first, stop)
+        mask = one.batch.get("mask")
+        if mask is not None and flat is not None and int(np.prod(mask.shape)) == flat.size:
+            rows = rows[np.asarray(mask.read()).reshape(-1)[first:stop] != 0]
+        if not rows.size:
+            continue
+        if positions is not None and rows[-1] < positions.size:
+            own = positions[rows]
+        else:
+            start = 0
+            if flat is None and len(before) == 1 and not names:
+                start = before[0].next  # passes that say nothing are of one sequence
+            own = np.arange(start, start + rows.size)
+        yield Segment(
+            one.step,
+            place,
+            number,
+            len(bounds),
+            tuple(rows.tolist()),
+            tuple(own.tolist()),
+            None if flat is None else tuple(flat[rows].tolist()),
+            str(names[number]) if number < len(names) else "",
+        )
+
+
+def _tokens(one: Pass, ids: Numbers | None, positions: Numbers | None) -> int:
+    """Return how many tokens a pass has, padding included."""
+    if ids is not None:
+        return int(ids.size)
+    if positions is not None:
+        return int(positions.size)
+    lengths = [_length(row.shape) for row in one.arrays.values() if len(row.shape) > 1]
+    return max(lengths, default=0)
+
+
+def _length(shape: Sequence[int]) -> int:
+    """Return the rows of an array: of all sequences of a batch."""
+    if len(shape) > 2 and shape[0] == 1:
+        return int(shape[1])
+    return int(shape[0]) if shape else 0
+
+
+def _bounds(
+    one: Pass, tokens: int, shape: Sequence[int], positions: Numbers | None
+) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each request and the row behind its last."""
+    starts = _numbers(one, "starts")
+    counts = _numbers(one, "counts")
+    lengths = _numbers(one, "lengths")
+    if starts is not None and len(starts) > 1 and starts[-1] <= tokens:
+        yield from (pair for pair in pairwise(starts) if pair[1] > pair[0])
+    elif counts is not None and 0 < sum(counts) <= tokens:
+        yield from _running(counts)
+    elif lengths is not None and sum(lengths) == tokens:
+        yield from _running(lengths)
+    elif lengths is not None and len(lengths) == tokens and positions is not None:
+        yield from ((row, row + 1) for row in range(tokens))  # a decode step: one row a request
+    elif len(shape) == 2 and shape[0] > 1:
+        yield from ((row * shape[1], (row + 1) * shape[1]) for row in range(shape[0]))
+    elif positions is not None and positions.size >= tokens > 0:
+        own = positions[:tokens]
+        one_run = np.array_equal(np.sort(own), np.arange(own.min(), own.min() + tokens))
+        # The chunks of context parallelism stand in another order and are one sequence.
+        breaks = np.array([], np.int64) if one_run else np.flatnonzero(np.diff(own) != 1) + 1
+        edges = [0, *breaks.tolist(), tokens]
+        yield from pairwise(edges)
+    elif tokens:
+        yield 0, tokens
+
+
+def _running(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    first = 0
+    for count in counts:
+        if count > 0:
+            yield first, first + count
+        first += count
+
+
+def _numbers(one: Pass, kind: str) -> list[int] | None:
+    """Return the whole numbers that a pass says of its batch, None without any."""
+    if kind in one.batch:
+        values = np.asarray(one.batch[kind].read()).reshape(-1)
+        return [int(value) for value in values] if values.dtype.kind in "iu" else None
+    return None
+
+
+def _requests(one: Pass) -> list[Any]:
+    """Return the names of a pass's requests in the order of the batch, [] without any."""
+    numbers = _numbers(one, "requests")
+    if numbers is not None:
+        return numbers
+    for name, values in one.texts.items():
+        if name.rpartition(".")[2] in ("rids", "req_ids", "request_ids"):
+            return values
+    return []
+
+
+def _choose(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
+    """Return the sequence that is asked for; FormatError lists those that are there."""
+    if ids is None:
+        if len(found) == 1:
+            return found[0]
+        raise FormatError(
+            f"{len(found)} sequences in the dump ({_listed(found)}); name one by its token ids"
+        )
+    wanted = list(ids)
+    unnamed = [one for one in found if one.ids is None]
+    same = [one for one in found if one.ids == wanted]
+    longer = [one for one in found if (one.ids or [])[: len(wanted)] == wanted]
+    for group in (same, longer):
+        if group:
+            return group[0]
+    if len(found) == 1 and unnamed:
+        if len(found[0].positions) == len(wanted):
+            return found[0]
+        raise FormatError(
+            f"{len(wanted)} token ids are given, the dump has {len(found[0].positions)} tokens; "
+            "give the ids of the whole dump"
+        )
+    for one in found:
+        _refuse_gaps(one)
+    raise FormatError(
+        f"the dump has no sequence of these {len(wanted)} token ids; it has {_listed(found)}"
+    )
+
+
+def _listed(found: Sequence[TokenRun]) -> str:
+    """Say which sequences there are."""
+    rows = []
+    for one in found[:_SHOWN]:
+        ids = one.ids
+        begin = (
+            ""
+            if ids is None
+            else f" {','.join(map(str, ids[:_SHOWN]))}" + (",..." if len(ids) > _SHOWN else "")
+        )
+        rows.append(f"{len(one.positions)} tokens{begin}")
+    return "; ".join(rows) + ("; ..." if len(found) > _SHOWN else "")
+
+
+def _refuse_gaps(chosen: TokenRun) -> None:
+    """Raise FormatError for a sequence of which tokens are in no pass."""
+    positions = chosen.positions
+    lost = sorted(set(range(max(positions) + 1)) - set(positions))
+    if lost:
+        raise FormatError(
+            f"{len(lost)} of {max(positions) + 1} tokens of the sequence are in no pass (position "
+            f"{lost[0]} is the first): they came from a prefix cache, or their pass was not kept; "
+            "dump with the prefix cache off"
+        )
+
+
+def _aligned(
+    passes: Sequence[Pass], chosen: TokenRun, length: int | None, notes: Sequence[str]
+) -> AlignedArrays:
+    """Return the rows of one sequence, of its first `length` tokens."""
+    positions = chosen.positions
+    if len(set(positions)) != len(positions):
+        twice = next(at for at in positions if positions.count(at) > 1)
+        raise FormatError(
+            f"position {twice} of one sequence is there in two passes; were two runs "
+            "dumped into one folder?"
+        )
+    _refuse_gaps(chosen)
+    ids = chosen.ids
+    limit = length
+    arrays: dict[str, JoinedArray] = {}
+    rows: dict[str, tuple[int, ...]] = {}
+    left: dict[str, str] = {}
+    names = dict.fromkeys(name for one in chosen.segments for name in passes[one.place].arrays)
+    whole = tuple(positions[:limit])
+    for name in names:
+        try:
+            made, own = _rows_of(name, passes, chosen, limit)
+        except ValueError as error:
+            left[name] = str(error)
+            continue
+        arrays[name] = made
+        if own != whole:
+            rows[name] = own
+    return AlignedArrays(
+        arrays,
+        rows,
+        None if ids is None else tuple(ids[:limit]),
+        whole,
+        tuple(chosen.steps[:limit]),
+        left,
+        tuple(notes),
+    )
+
+
+def _rows_of(
+    name: str, passes: Sequence[Pass], chosen: TokenRun, limit: int | None
+) -> tuple[JoinedArray, tuple[int, ...]]:
+    """Return an array's rows in the order of positions, and these; ValueError where they differ."""
+    taken: list[tuple[int, JoinedArray, int]] = []  # position, array of a pass, row in it
+    for part in chosen.segments:
+        one = passes[part.place].arrays.get(name)
+        if one is None:
+            continue
+        tokens = _pass_tokens(passes[part.place])
+        count = _flat_length(one.shape, tokens)
+        if count >= tokens and tokens:
+            pairs = list(zip(part.positions, part.rows, strict=True))
+        elif count == part.count:
+            pairs = [(part.positions[-1], part.number)]  # the last token of each request
+        else:
+            raise ValueError(
+                f"{list(one.shape)} in pass {part.step}, which has {tokens} tokens of "
+                f"{part.count} requests"
+            )
+        taken += [(at, one, row) for at, row in pairs if limit is None or at < limit]
+    taken.sort(key=lambda row: row[0])
+    if not taken:
+        raise ValueError("no row of the sequence")
+    kinds = {_row_shape(one.shape, passes, one) for _, one, _ in taken}
+    if len(kinds) > 1:
+        raise ValueError(f"rows of {len(kinds)} shapes: {shorten(str(sorted(kinds)), 80)}")
+    inner = kinds.pop()
+
+    def read() -> Numbers:
+        made: list[Numbers] = []
+        held: tuple[JoinedArray, Numbers] | None = None
+        for _, one, row in taken:
+            if held is None or held[0] is not one:
+                held = one, one.read().reshape(-1, *inner)
+            made.append(held[1][row])
+        return np.stack(made)
+
+    first = taken[0][1]
+    return (
+        JoinedArray(name, (len(taken), *inner), first.dtype, read, first.how),
+        tuple(at for at, _, _ in taken),
+    )
+
+
+def _pass_tokens(one: Pass) -> int:
+    ids, positions = one.batch.get("ids"), one.batch.get("positions")
+    if ids is not None:
+        return int(np.prod(ids.shape, dtype=np.int64))
+    if positions is not None:
+        return int(positions.shape[-1])
+    return _tokens(one, None, None)
+
+
+def _flat_length(shape: Sequence[int], tokens: int) -> int:
+    """Return the rows of an array; [batch, tokens, ...] is rows of all its sequences."""
+    if len(shape) > 2 and shape[0] * shape[1] == tokens:
+        return tokens
+    return _length(shape)
+
+
+def _row_shape(shape: tuple[int, ...], passes: Sequence[Pass], one: JoinedArray) -> tuple[int, ...]:
+    """Return the shape of one token's part."""
+    tokens = next((_pass_tokens(row) for row in passes if row.arrays.get(one.name) is one), 0)
+    if len(shape) > 2 and (shape[0] == 1 or shape[0] * shape[1] == tokens):
+        return shape[2:]
+    return shape[1:]

@@ -1,0 +1,127 @@
+"""torch's arithmetic with nothing that cuts the graph: what a backward pass runs through."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from aprfmt.inference.backends.base import Array, Numbers
+from aprfmt.inference.backends.hosted import ExpertRows, grouped
+from aprfmt.inference.backends.torch_backend import TorchBackend
+from aprfmt.inference.backends.torch_maths import TORCH
+from aprfmt.inference.weights import Weight
+
+
+@dataclass(frozen=True)
+class PlacedPair:
+    """One LoRA pair at one weight: y + scale * (x @ a.T) @ b.T, as peft's lora.Linear computes it.
+
+    `a` [r, in] and `b` [out, r] are leaves, or rows of leaves where projections are joined.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+    def added(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the pair adds to the product of x."""
+        return functional.linear(functional.linear(x, self.a), self.b) * self.scale
+
+
+class GradientBackend(TorchBackend):
+    """TorchBackend on the CPU or on one GPU, differentiable in every operation of a pass.
+
+    Routers are computed in torch, so that the experts' weights carry gradients. `pairs` are the
+    LoRA pairs of a frozen base by role key. On torch's `meta` device nothing is computed and every
+    shape is right (memory.py).
+    """
+
+    maths = TORCH
+
+    def __init__(self, device: str, dtype: str) -> None:
+        super().__init__("cpu" if device == "meta" else device, dtype)
+        if device == "meta":
+            self._device = torch.device("meta")
+        self.device = str(self._device)
+        self.pairs: Mapping[str, PlacedPair] = {}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Name the device that it is on."""
+        name = self.device
+        if self._device.type == "cuda":
+            name = torch.cuda.get_device_name(self._device)
+        return {**super().facts(), "device_name": name}
+
+    def to_numpy(self, x: Array) -> Numbers:
+        """Return a copy on the host, cut from the graph."""
+        if isinstance(x, np.ndarray):
+            return x
+        if x.device.type == "meta":
+            return np.zeros(tuple(x.shape), np.float64 if x.is_floating_point() else np.int64)
+        return super().to_numpy(x.detach())
+
+    # products
+
+    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Multiply by the weight, and add what its pair does."""
+        y = super().linear(x, w, bias)
+        pair = self.pairs.get(w.key)
+        return y if pair is None else y + pair.added(x)
+
+    def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+        """Multiply as TorchBackend does, and add what a pair does."""
+        y = super().router(x, w, bias, rounded=rounded)
+        pair = None if rounded else self.pairs.get(w.key)
+        return y if pair is None else y + self.wide(pair.added(x))
+
+    # routing
+
+    def router_numbers(self, x: Array) -> Array:
+        """Return the tensor, wide."""
+        return self.wide(x)
+
+    def factors(self, weight: Weight) -> Array:
+        """Return the placed weight, wide."""
+        return self.wide(weight.array(self))
+
+    def like(self, x: Array, other: Array) -> Array:
+        """Return x in the dtype of `other`."""
+        return x.to(other.dtype)
+
+    def rounded_factors(self, x: Array) -> Array:
+        """Return x rounded, wide."""
+        return self.wide(self.narrow(x))
+
+    def shares(self, experts: Numbers, weights: Array) -> Iterable[ExpertRows]:
+        """Return the rows and weights [n] of every chosen expert; the weights stay in the graph."""
+        if self._device.type == "meta":
+            tokens, used = experts.shape  # all experts alike: their choice is not known
+            experts = np.arange(tokens * used).reshape(tokens, used) % max(used, 1)
+        order, chosen, counts = grouped(experts)
+        rows = self._index(order // experts.shape[1])
+        factors = weights.reshape(-1)[self._index(order)]
+        parts = (each.split(counts.tolist()) for each in (rows, factors))
+        return list(zip(chosen.tolist(), *parts, strict=True))
+
+    def add_weighted(self, total: Array, rows: Array, y: Array, weights: Array) -> Array:
+        """Return a new sum with the weighted rows added."""
+        return total.index_add(0, self._index(rows), self.narrow(y * weights[:, None]))
+
+    def add_rows(self, total: Array, rows: Array, y: Array) -> Array:
+        """Return a new sum with the rows added."""
+        return total.index_add(0, self._index(rows), y)
+
+    # activations
+
+    def xielu_numbers(self, stored: Sequence[Weight]) -> Sequence[Any]:
+        """Return tensors of the graph, each step rounded, as transformers' XIELUActivation does."""
+        positive, negative, beta, eps = (weight.array(self).reshape(()) for weight in stored)
+        return functional.softplus(positive), beta + functional.softplus(negative), beta, eps
+
+    def xielu(self, x: Array, positive: Any, negative: Any, beta: Any, eps: Any) -> Array:
+        """Compute of tensors what TorchBackend computes of numbers."""
+        bent = (torch.expm1(torch.minimum(x, eps)) - x) * negative + beta * x
+        return torch.where(x > 0, positive * x * x + beta * x, bent)

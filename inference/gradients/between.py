@@ -1,0 +1,209 @@
+"""The same batch's gradients on several devices, compared backward from the loss.
+
+A float64 pass on the CPU is the arbiter: it says of each run how far it is from the truth, and so
+which of two that differ is wrong. What rounding alone does is measured, not guessed: a run is held
+to the others' distance in its own dtype, and to a CPU pass in that dtype.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.batch import Batch
+from aprfmt.inference.capture import instances
+from aprfmt.inference.gradients.adapter_pairs import AdapterPair
+from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.of_batch import BatchGradients, batch_gradients
+from aprfmt.model import Model
+
+Array = NDArray[Any]
+# Unit roundoff of each dtype.
+UNIT: Mapping[str, float] = {
+    "float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-12,
+}  # fmt: skip
+# A run may be this many times as far from float64 as another run in its dtype: orders of adding.
+MOST = 4.0
+# What a right backward of one layer is within in any order of adding, in units of roundoff. Where
+# no other run in its dtype says what rounding does, times the root of the operations behind it.
+ROOM = 16.0
+# A gradient smaller than this share of the largest is what rounding leaves of zero.
+NOTHING = 1e-12
+
+
+@dataclass(frozen=True)
+class GradientRun:
+    """One way to compute the gradients: where, and in which dtype.
+
+    `opens` gives the backend, where it is not the usual one.
+    """
+
+    device: str
+    dtype: str
+    opens: Callable[[str, str], GradientBackend] = field(default=GradientBackend, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.dtype}"
+
+
+@dataclass(frozen=True)
+class GradientGap:
+    """One gradient in all runs: `key` of a point or of a parameter.
+
+    `apart` are the runs' relative distances from float64, `allowed` what each may be off by, and
+    `wrong` the runs that are further off. `size` is the norm of the float64 gradient.
+    """
+
+    key: str
+    parameter: bool
+    size: float
+    apart: tuple[float, ...]
+    allowed: tuple[float, ...]
+
+    @property
+    def wrong(self) -> tuple[int, ...]:
+        """Which runs are further off than rounding explains; NaN is."""
+        pairs = zip(self.apart, self.allowed, strict=True)
+        return tuple(i for i, (apart, allowed) in enumerate(pairs) if not apart <= allowed)
+
+
+@dataclass(frozen=True)
+class GradientsBetween:
+    """Runs of one batch, and every gradient that was compared, in backward order.
+
+    `losses` are the runs', `loss` float64's. `open` are keys that a run has no gradient of, or a
+    gradient of zero but for rounding, which no distance is taken of. `flips` are routers that
+    chose other experts than float64: the runs compute another function there, and gradients are
+    not held against each other.
+    """
+
+    runs: tuple[GradientRun, ...]
+    loss: float
+    losses: tuple[float, ...]
+    gaps: tuple[GradientGap, ...]
+    open: tuple[str, ...]
+    flips: Mapping[int, tuple[str, ...]]
+
+    def first(self, run: int) -> str | None:
+        """Return the first key backward from the loss at which a run is wrong; None: nowhere."""
+        return next((gap.key for gap in self.gaps if run in gap.wrong), None)
+
+    @property
+    def wrong(self) -> tuple[int, ...]:
+        """Runs whose gradients are wrong somewhere, those with a router's flip left out."""
+        every = range(len(self.runs))
+        return tuple(run for run in every if run not in self.flips and self.first(run) is not None)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether something was compared, every run was, and none is wrong."""
+        return bool(self.gaps) and not self.flips and not self.wrong
+
+
+def gradients_between(
+    model: Model,
+    batch: Batch,
+    runs: Sequence[GradientRun],
+    *,
+    points: Collection[str] | None = None,
+    trained: Collection[str] | None = None,
+    pairs: Sequence[AdapterPair] = (),
+) -> GradientsBetween:
+    """Compute a batch's gradients in every run and in float64, and compare them.
+
+    `points` are keys of capture points, None for all. Raises UsageError for fewer than two runs.
+    """
+    if len(runs) < 2:
+        raise UsageError(f"{len(runs)} run to compare; give at least two: --between cpu cuda")
+
+    def computed(run: GradientRun) -> BatchGradients:
+        return batch_gradients(
+            model, batch, points=points, trained=trained, pairs=pairs,
+            backend=run.opens(run.device, run.dtype),
+        )  # fmt: skip
+
+    exact = computed(GradientRun("cpu", "float64"))
+    every = [computed(run) for run in runs]
+    references: dict[str, BatchGradients] = {}
+    for run in runs:
+        # Without another run in its dtype a run is held to the CPU's rounding in that dtype.
+        alone = sum(other.dtype == run.dtype for other in runs) == 1
+        if alone and run.dtype != "float64" and run.device != "cpu":
+            references[run.dtype] = computed(GradientRun("cpu", run.dtype))
+    order = [key for key in instances(model.spec.block, model.hyper, model.roles)][::-1]
+    keys = [(key, False) for key in order if key in exact.points]
+    keys += [(key, True) for key in _backward(exact.keys)]
+    floors = {parameter: _floor(exact, parameter) for parameter in (False, True)}
+    gaps, left = [], []
+    for key, parameter in keys:
+        truth = _value(exact, key, parameter)
+        found = [_value(each, key, parameter) for each in every]
+        size = float(np.linalg.norm(truth)) if truth is not None else 0.0
+        if truth is None or any(x is None for x in found) or size <= floors[parameter]:
+            left.append(key)
+            continue
+        apart = tuple(_apart(x, truth, size) for x in found)
+        allowed = []
+        for number, run in enumerate(runs):
+            others = [
+                apart[i] for i, other in enumerate(runs) if i != number and other.dtype == run.dtype
+            ]
+            reference = references.get(run.dtype)
+            if reference is not None:
+                value = _value(reference, key, parameter)
+                others += [] if value is None else [_apart(value, truth, size)]
+            one, alone = ROOM * UNIT[run.dtype], ROOM * UNIT[run.dtype] * len(order) ** 0.5
+            # Two runs that are wrong alike do not excuse each other.
+            allowed.append(max(one, min(MOST * min(others), MOST * alone)) if others else alone)
+        gaps.append(GradientGap(key, parameter, size, apart, tuple(allowed)))
+    flips = {
+        number: flipped
+        for number, each in enumerate(every)
+        if (flipped := _flips(each.values, exact.values))
+    }
+    return GradientsBetween(
+        tuple(runs), exact.loss, tuple(each.loss for each in every), tuple(gaps), tuple(left), flips
+    )
+
+
+def _floor(exact: BatchGradients, parameter: bool) -> float:
+    """Return the size below which a gradient is what rounding leaves of zero."""
+    mine = (*exact.by_role.values(), *exact.adapter.values())
+    sizes = [float(np.linalg.norm(x)) for x in (mine if parameter else exact.points.values())]
+    return NOTHING * max(sizes, default=0.0)
+
+
+def _backward(keys: Collection[str]) -> list[str]:
+    """Return parameters from the last layer to the first; those outside layers come first."""
+
+    def place(key: str) -> tuple[bool, int]:
+        head = key.partition(".")[0]
+        layer = int(head[1:]) if head[:1] == "L" and head[1:].isdecimal() else 1 << 30
+        return (key.startswith("token_embd"), -layer)
+
+    return sorted(keys, key=place)
+
+
+def _value(found: BatchGradients, key: str, parameter: bool) -> Array | None:
+    if not parameter:
+        return found.points.get(key)
+    return found.gradient(key) if key in found.keys else None
+
+
+def _apart(x: Array | None, truth: Array, size: float) -> float:
+    if x is None or x.shape != truth.shape:
+        return float("nan")
+    return float(np.linalg.norm(x - truth)) / size
+
+
+def _flips(values: Mapping[str, Array], truth: Mapping[str, Array]) -> tuple[str, ...]:
+    """Return the points at which other experts are chosen, in any order of a token's."""
+    return tuple(
+        key
+        for key, ids in truth.items()
+        if key.endswith(".experts")
+        and not np.array_equal(np.sort(ids, -1), np.sort(values.get(key, ids), -1))
+    )

@@ -1,0 +1,331 @@
+"""A given gradient checked by central differences: forward passes in float64, no backward.
+
+For a random direction v, (L(W + e v) - L(W - e v)) / 2e is <dL/dW, v>. For a given gradient g of
+independent normal v, the residual of <g, v> is normal with the size |dL/dW - g|, so one direction
+measures how far g is off, whatever is wrong with it. Two passes a direction, restarted at the
+first layer that reads W. A suspected mistake is a map T: that <T(g), v> fits every direction at
+once, up to one factor, cannot happen by accident.
+
+No torch: the numpy backend runs every architecture with a forward pass.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.errors import UsageError
+from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.batch import Batch
+from aprfmt.inference.forward import Span
+from aprfmt.inference.gradients.documents import Reduction, documents
+from aprfmt.inference.loss import log_probabilities
+from aprfmt.inference.session import load_forward
+from aprfmt.inference.weights import Weights, model_weights
+from aprfmt.model import Model
+from aprfmt.model.completeness import refuse_to_predict, refuse_to_run
+
+Array = NDArray[Any]
+Wrong = Literal["", "zero", "sign", "factor", "transposed", "parts", "other"]
+
+STEP = 3e-5  # |e v| over |W|: truncation and rounding of float64 are then both near 1e-9
+# A second, shorter step where the first disagrees: a kink that the way crosses (a clip, a top-k, an
+# expert's choice) is wrong by its share of the way, so the two differ by 15/16 of it.
+FINE = STEP / 16
+DIRECTIONS = 3  # random directions; two are needed to tell a factor from anything else
+# What a right gradient's residual is below, relative to the gradient, in float64.
+RESIDUAL = 1e-5
+SEED = 20
+
+
+class BatchLoss:
+    """The loss of a batch as a function of one weight at a time, float64 on the numpy backend.
+
+    Holds what enters every stage of the pass (forward.Span), so that a changed weight costs the
+    layers from its own on. `first` is the stage that reads a role first.
+    """
+
+    def __init__(self, model: Model, batch: Batch, reduction: Reduction = "tokens") -> None:
+        refuse_to_run(model.resolution, model.path)
+        refuse_to_predict(model.spec, str(model.path))
+        self._model = model
+        self._backend = BACKENDS["numpy"]("cpu", "float64")
+        self._forward = load_forward(model.spec)
+        self._weights = model_weights(model)
+        self._documents = documents(batch, reduction)
+        self._entering: list[list[Any]] = []
+        self.first: dict[str, int] = {}
+        for _ in self._documents:
+            self._entering.append(self._stages(len(self._entering)))
+        self.loss = self._total(self._weights, int(model.hyper["n_layers"]) + 1)
+
+    def _stages(self, number: int) -> list[Any]:
+        """Run a document stage by stage; return what enters each."""
+        found: list[Any] = [None]
+        last = int(self._model.hyper["n_layers"]) + 1
+        for stage in range(last + 1):
+            before = set(self._weights.unread())
+            left = self._run(self._weights, number, Span(stage, stage + 1, found[-1]))
+            for key in before.difference(self._weights.unread()):
+                self.first.setdefault(key, stage)
+            if stage < last:
+                found.append(left)
+        return found
+
+    def _run(self, weights: Weights, number: int, span: Span) -> Any:
+        document = self._documents[number]
+        rows = [int(row) for row in np.flatnonzero(document.labels >= 0)]
+        return self._forward(
+            self._backend, self._model.spec, self._model.hyper, weights, document.ids,
+            logits_rows=rows, span=span,
+        )  # fmt: skip
+
+    def _total(self, weights: Weights, start: int) -> float:
+        losses = []
+        for number, document in enumerate(self._documents):
+            logits = self._run(weights, number, Span(start, None, self._entering[number][start]))
+            labels = document.labels[document.labels >= 0]
+            logs = log_probabilities(np.asarray(logits))
+            losses.append(-float(logs[np.arange(len(labels)), labels].sum()) * document.weight)
+        return math.fsum(losses)
+
+    def values(self, role: str) -> Array:
+        """Return a weight in float64. UsageError for a role that the pass does not read."""
+        if role not in self.first:
+            raise UsageError(
+                f"{self._model.path}: no weight {role!r} that the pass reads; expected a role such "
+                f"as {min(self.first)!r}"
+            )
+        return np.asarray(self._weights[role].numpy(), np.float64)
+
+    def at(self, role: str, values: Array) -> float:
+        """Return the loss with other values of one weight, nats."""
+        weights = self._weights.overlaid({role: values})
+        for key in self.first:
+            if key != role:
+                weights.share(key, self._weights[key])
+        return self._total(weights, self.first[role])
+
+    def along(self, role: str, direction: Array, step: float = STEP) -> float:
+        """Return the loss's derivative along a direction of one weight; two passes.
+
+        `step` is the length of the way that the weight is moved, over its own.
+        """
+        values = self.values(role)
+        size = float(np.linalg.norm(direction))
+        if not size:
+            return 0.0
+        typical = float(np.linalg.norm(values)) or math.sqrt(values.size) * 1e-2
+        far = step * typical / size
+        higher = self.at(role, values + far * direction)
+        lower = self.at(role, values - far * direction)
+        return (higher - lower) / (2 * far)
+
+    def rounding(self, role: str, direction: Array, step: float = STEP) -> float:
+        """Return what float64's rounding of two losses may change `along` by."""
+        values = self.values(role)
+        typical = float(np.linalg.norm(values)) or math.sqrt(values.size) * 1e-2
+        far = step * typical / max(float(np.linalg.norm(direction)), 1e-300)
+        return 32 * float(np.spacing(abs(self.loss))) / far
+
+    def close(self) -> None:
+        """Let the weights go."""
+        self._weights.close()
+
+
+@dataclass(frozen=True)
+class PartCheck:
+    """One part of a weight: its derivative along a direction inside the part, and the given one."""
+
+    part: str
+    found: float
+    given: float
+    agrees: bool
+
+
+@dataclass(frozen=True)
+class GradientCheck:
+    """A given gradient of one weight against the loss's derivatives along random directions.
+
+    `apart` is the estimate of |dL/dW - g| over the larger of |g| and what the derivatives say of
+    |dL/dW|, and `floor` how small it can be measured. `agrees` is no answer where nothing could be
+    (`measured`). `wrong` names the mistake that all directions
+    agree on: g is `factor` times the true gradient (`sign`: -1; `transposed`: after transposing).
+    `parts` are those that were looked at one by one.
+    """
+
+    role: str
+    found: tuple[float, ...]
+    given: tuple[float, ...]
+    apart: float
+    floor: float
+    agrees: bool
+    wrong: Wrong = ""
+    factor: float | None = None
+    parts: tuple[PartCheck, ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        """Whether the derivatives are larger than float64's rounding of the loss."""
+        return self.floor < 0.1
+
+    @property
+    def says(self) -> str:
+        """What is wrong, in words."""
+        if self.agrees and not self.measured:
+            return "too small to be measured by differences"
+        named = [each.part for each in self.parts if not each.agrees]
+        turned = ", transposed" if self.wrong == "transposed" else ""
+        words: Mapping[Wrong, str] = {
+            "": "the gradient of this loss",
+            "zero": "zero, and the true gradient is not",
+            "sign": "minus the true gradient",
+            "factor": f"{self.factor:.6g} times the true gradient" if self.factor else "",
+            "transposed": f"{self.factor:.6g} times the true gradient{turned}"
+            if self.factor
+            else "",
+            "parts": f"wrong in {', '.join(named[:6])}; right elsewhere",
+            "other": f"not the gradient of this loss, {self.apart:.2g} off",
+        }
+        return words[self.wrong]
+
+
+Maps = Sequence[tuple[Wrong, Callable[[Array], "Array | None"]]]
+
+
+def _transposed(g: Array) -> "Array | None":
+    return np.ascontiguousarray(g.T) if g.ndim == 2 and g.shape[0] == g.shape[1] else None
+
+
+_MAPS: Maps = (("factor", lambda g: g), ("transposed", _transposed))
+
+
+def check_gradient(
+    loss: BatchLoss,
+    role: str,
+    given: Array,
+    *,
+    tolerance: float = RESIDUAL,
+    directions: int = DIRECTIONS,
+    parts: Mapping[str, Array] | None = None,
+) -> GradientCheck:
+    """Hold a given gradient, in the role's layout, against the loss itself.
+
+    `tolerance` is relative: what the arithmetic that made the gradient may be off by. `parts` are
+    masks of the weight by name (`parts_of`): where the gradient is wrong and no map of it is right,
+    each is looked at alone, two passes a part. Raises UsageError for another shape, and for a
+    gradient that is not finite.
+    """
+    values = loss.values(role)
+    if given.shape != values.shape:
+        raise UsageError(
+            f"{role}: the gradient is {list(given.shape)}; expected {list(values.shape)}, as the "
+            "weight"
+        )
+    g = np.asarray(given, np.float64)
+    if not np.isfinite(g).all():
+        raise UsageError(
+            f"{role}: {int((~np.isfinite(g)).sum())} elements of the gradient are not finite; "
+            "expected numbers"
+        )
+    rng = np.random.default_rng([SEED, values.size])
+    lines = [rng.standard_normal(values.shape) for _ in range(directions)]
+    found = np.array([loss.along(role, line) for line in lines])
+    claimed = np.array([float(np.vdot(g, line)) for line in lines])
+    noise = max(loss.rounding(role, line) for line in lines)
+    true_size = float(np.sqrt(np.mean(found**2)))
+    size = max(float(np.linalg.norm(g)), true_size)
+    residual = float(np.sqrt(np.mean((found - claimed) ** 2)))
+    if residual > tolerance * size + noise:
+        fine = np.array([loss.along(role, line, FINE) for line in lines])
+        bent = float(np.abs(fine - found).max()) / 4
+        found = fine
+        noise = max(*(loss.rounding(role, line, FINE) for line in lines), bent)
+        residual = float(np.sqrt(np.mean((found - claimed) ** 2)))
+    if residual <= tolerance * size + noise:
+        apart = residual / size if size else 0.0
+        return _checked(role, found, claimed, apart, noise, size, agrees=True)
+    apart = residual / size
+    if not g.any():
+        return _checked(role, found, claimed, apart, noise, size, wrong="zero")
+    for wrong, turn in _MAPS:
+        other = turn(g)
+        if other is None:
+            continue
+        fit = np.array([float(np.vdot(other, line)) for line in lines])
+        share = float(np.vdot(fit, found) / np.vdot(fit, fit))
+        # The true gradient is `share` times the turned one; a share that is noise fits nothing.
+        if len(found) < 2 or abs(share) * np.linalg.norm(fit) <= 100 * noise:
+            continue
+        off = float(np.sqrt(np.mean((found - share * fit) ** 2)))
+        if off <= 10 * tolerance * true_size + noise:
+            factor = 1 / share
+            named: Wrong = wrong
+            if wrong == "factor" and abs(factor + 1) < 100 * tolerance:
+                named = "sign"
+            return _checked(role, found, claimed, apart, noise, size, wrong=named, factor=factor)
+    looked = _parts(loss, role, g, parts or {}, tolerance, rng)
+    some = {each.agrees for each in looked} == {True, False}
+    return _checked(
+        role, found, claimed, apart, noise, size,
+        wrong="parts" if some else "other", parts=looked,
+    )  # fmt: skip
+
+
+def _checked(
+    role: str, found: Array, given: Array, apart: float, noise: float, size: float, *,
+    agrees: bool = False, wrong: Wrong = "", factor: float | None = None,
+    parts: tuple[PartCheck, ...] = (),
+) -> GradientCheck:  # fmt: skip
+    floor = noise / size if size else 0.0
+    return GradientCheck(
+        role, tuple(map(float, found)), tuple(map(float, given)), apart, floor, agrees, wrong,
+        factor, parts,
+    )  # fmt: skip
+
+
+def _parts(
+    loss: BatchLoss, role: str, g: Array, parts: Mapping[str, Array], tolerance: float, rng: Any
+) -> tuple[PartCheck, ...]:
+    """Look at each part alone, along one random direction inside it."""
+    looked = []
+    for name, mask in parts.items():
+        line = np.where(mask, rng.standard_normal(g.shape), 0.0)
+        here, given = loss.along(role, line), float(np.vdot(g, line))
+        bound = tolerance * max(float(np.linalg.norm(g[mask])), abs(here))
+        agrees = abs(here - given) <= bound + loss.rounding(role, line)
+        looked.append(PartCheck(name, here, given, agrees))
+    return tuple(looked)
+
+
+def parts_of(model: Model, role: str, shape: Sequence[int]) -> dict[str, Array]:
+    """Return masks of a weight's parts by name: experts, heads or key-value heads, else rows.
+
+    Rows are those of the table of tokens and of other matrices, in eight runs.
+    """
+    hp, name = model.hyper, split_key(role)[1]
+    heads = {
+        "attn_q": ("head", int(hp["n_heads"]), 0),
+        "attn_k": ("kv head", int(hp["n_kv_heads"]), 0),
+        "attn_v": ("kv head", int(hp["n_kv_heads"]), 0),
+        "attn_output": ("head", int(hp["n_heads"]), 1),
+    }
+    stem = name.rpartition(".")[0]
+    word, count, axis = heads.get(stem, ("rows", 0, 0))
+    if "_exps" in name:
+        word, count, axis = "expert", shape[0], 0
+    if not count or len(shape) <= axis or shape[axis] % count:
+        word, count, axis = "rows", min(8, shape[0]), 0
+    edges = np.linspace(0, shape[axis], count + 1).astype(int)
+    found = {}
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        mask = np.zeros(tuple(shape), bool)
+        mask[(slice(None),) * axis + (slice(start, stop),)] = True
+        label = f"{word} {number}" if word != "rows" else f"rows {start} to {stop - 1}"
+        found[label] = mask
+    return found

@@ -1,0 +1,54 @@
+"""The sequences of a trainer's batch, and what each label weighs in the batch's loss.
+
+Every document of the batch is a sequence of its own, without its padding, as `batch.score` runs
+them. The loss is the mean over the scored labels of the whole batch (reduction `tokens`,
+transformers' and torch's), or the mean over rows of each row's mean (`rows`).
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.batch import Batch
+
+Reduction = Literal["tokens", "rows"]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One sequence of a batch: `ids` [tokens], and where row t is scored its label, else -100.
+
+    `weight` is what the sum of its labels' losses is multiplied by in the batch's loss.
+    """
+
+    row: int
+    start: int
+    ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    weight: float
+
+
+def documents(batch: Batch, reduction: Reduction = "tokens") -> list[Document]:
+    """Return the sequences of a batch that have a scored label; UsageError where none has one."""
+    scored = batch.label[:, 1:]
+    per_row, total = scored.sum(1), int(scored.sum())
+    if not total:
+        raise UsageError(f"{batch.path}: no label is scored, so there is no loss; expected labels")
+    rows_scored = int(np.count_nonzero(per_row))
+    found = []
+    for row, mask in enumerate(batch.mask):
+        inside = np.flatnonzero(mask)
+        if not len(inside):
+            continue
+        first, stop = int(inside[0]), int(inside[-1]) + 1
+        cuts = [first, *(int(at) for at in np.flatnonzero(batch.starts[row])), stop]
+        for start, end in pairwise(cuts):
+            labels = np.where(scored[row, start:end], batch.ids[row, start + 1 : end + 1], -100)
+            if (labels >= 0).any():
+                many = total if reduction == "tokens" else int(per_row[row]) * rows_scored
+                found.append(Document(row, start, batch.ids[row, start:end], labels, 1 / many))
+    return found

@@ -1,0 +1,156 @@
+"""A model's parameters as leaves of torch's graph, and their gradients as the file stores them."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aprfmt.arch.layout_steps import Added
+from aprfmt.arch.recurrent_steps import NegativeExp
+from aprfmt.arch.spec import LayoutStep
+from aprfmt.errors import UnsupportedError
+from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.weights import Weights
+from aprfmt.model import Model
+from aprfmt.tensors.view import View, decode_tensor
+
+Array = NDArray[Any]
+
+
+class Leaves:
+    """A leaf for each role, put where the pass looks for placed weights.
+
+    `trained` are the stored names whose gradients are wanted, None for all. An expert of a stack
+    is a view of its leaf. Roles of other names are placed frozen, by the pass itself.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        weights: Weights,
+        backend: GradientBackend,
+        trained: "frozenset[str] | None" = None,
+    ) -> None:
+        self._model = model
+        self.leaves: dict[str, torch.Tensor] = {}
+        for role, view in model.roles.items():
+            frozen = trained is not None and not trained.intersection(view.names)
+            if backend.device == "meta":
+                leaf = backend.zeros(view.shape)
+            elif frozen:
+                continue  # the pass places it itself
+            else:
+                leaf = backend.array(_floats(view.numpy()))
+            if not frozen:
+                leaf = leaf.detach().clone().requires_grad_()
+                self.leaves[role] = leaf
+            weights.holder.replace(role, backend, leaf)
+            for i, part in enumerate(leaf.unbind() if _is_stack(role, view) else ()):
+                weights.holder.replace(f"{role}[{i}]", backend, part)
+
+    def gradients(self) -> dict[str, Array]:
+        """Return the gradients that there are by role key, float64 on the host; let go of them.
+
+        A role that the loss does not depend on has none.
+        """
+        found = {}
+        for role, leaf in self.leaves.items():
+            if leaf.grad is not None:
+                found[role] = leaf.grad.double().cpu().numpy()
+                leaf.grad = None
+        return found
+
+
+def stored_gradients(
+    views: Mapping[str, View], by_role: Mapping[str, Array]
+) -> Iterator[tuple[str, Array]]:
+    """Yield (stored name, gradient in the stored layout) of gradients by role.
+
+    Roles that are stored together give one gradient, zero where one of them has none.
+    """
+    done: set[str] = set()
+    for role in by_role:
+        if role in done:
+            continue
+        view = views[role]
+        roles = view.roles or (role,)
+        done.update(roles)
+        logical = [by_role.get(each, np.zeros(views[each].shape)) for each in roles]
+        yield from zip(view.names, stored_parts(view, logical), strict=True)
+
+
+def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:
+    """Return the gradients [stored shape] of stored tensors from those of the roles in them.
+
+    Every step's derivative is applied backward. A step that moves elements gives each stored
+    element the gradient of the place it went to. Of GGUF's two steps that change values, an added
+    constant changes no gradient, and a stored -exp(x) divides it by itself.
+    """
+    shapes = [[tuple(tensor.info.shape) for tensor in view.stored]]
+    for step in view.layout:
+        shapes.append(step.shapes(shapes[-1], view.sizes))
+    arrays: Sequence[Array] = [
+        np.asarray(x, np.float64).reshape(shape)
+        for x, shape in zip(logical, shapes[-1], strict=True)
+    ]
+    for at in range(len(view.layout) - 1, -1, -1):
+        arrays = _back(view, at, arrays, shapes[at])
+    return list(arrays)
+
+
+def _back(
+    view: View, at: int, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]]
+) -> Sequence[Array]:
+    """Return the gradients before step `at` from those behind it."""
+    step = view.layout[at]
+    if step.permutes:
+        return moved_back(step, arrays, shapes, view.sizes)
+    if isinstance(step, Added):
+        return arrays
+    if isinstance(step, NegativeExp):
+        values: Sequence[Array] = [decode_tensor(tensor) for tensor in view.stored]
+        for before in view.layout[:at]:
+            values = before.undo(values, view.sizes)
+        return [arrays[0] / np.asarray(values[0], np.float64)]
+    raise UnsupportedError(
+        f"{view.name}: stored through {step}, which changes values; its derivative is not known"
+    )
+
+
+def moved_back(
+    step: LayoutStep,
+    arrays: Sequence[Array],
+    shapes: Sequence[tuple[int, ...]],
+    sizes: Mapping[str, Any],
+) -> list[Array]:
+    """Return arrays [shapes] with every element where the step took it from.
+
+    Not `step.apply`, which writes one orientation: a file may have the other.
+    """
+    ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)])
+    places = step.undo(
+        [
+            np.arange(start, start + math.prod(shape)).reshape(shape)
+            for start, shape in zip(ends, shapes, strict=False)
+        ],
+        sizes,
+    )
+    flat = np.zeros(int(ends[-1]))
+    for place, array in zip(places, arrays, strict=True):
+        flat[place.reshape(-1)] = array.reshape(-1)
+    return [
+        flat[start:stop].reshape(shape)
+        for start, stop, shape in zip(ends, ends[1:], shapes, strict=False)
+    ]
+
+
+def _floats(values: Array) -> Array:
+    return values if values.dtype.kind == "f" else values.astype(np.float32)
+
+
+def _is_stack(role: str, view: View) -> bool:
+    """Return whether a role's tensor holds one matrix, or one vector, for each of several parts."""
+    return "_exps." in role or len(view.shape) > 2

@@ -1,0 +1,136 @@
+"""What a backward pass takes, said before it runs: shapes alone, on torch's meta device."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from aprfmt.inference.backends.base import ITEM_SIZES
+from aprfmt.inference.batch import Batch
+from aprfmt.inference.forward import Span
+from aprfmt.inference.gradients.adapter_pairs import AdapterPair
+from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.documents import documents
+from aprfmt.inference.gradients.of_batch import (
+    Activations,
+    Pass,
+    PointGradients,
+    fresh,
+    prepare,
+    tensors_of,
+)
+from aprfmt.model import Model
+
+PASSING = 2  # of the largest array, what an operation's result and its gradient take besides
+
+
+@dataclass(frozen=True)
+class GradientMemory:
+    """Bytes of a backward pass in one dtype.
+
+    `weights` are all weights as the pass has them, `gradients` those of what trains, `activations`
+    what the graph of the longest sequence holds, `points` the wanted points' gradients and values.
+    `passing` is the working space of the largest operation.
+    """
+
+    weights: int
+    gradients: int
+    activations: int
+    passing: int
+    points: int
+
+    @property
+    def peak(self) -> int:
+        """The most on the device at any time."""
+        every = (self.weights, self.gradients, self.activations, self.passing, self.points)
+        return sum(every)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the bytes as commands print them."""
+        return asdict(self) | {"peak": self.peak}
+
+
+class _Saved:
+    """Counts what autograd saves for the backward, each storage once, weights left out."""
+
+    def __init__(self, known: set[int]) -> None:
+        self._known = known
+        self._seen: set[int] = set()
+        self.bytes = 0
+        self.largest = 0
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """Count a saved tensor's storage."""
+        where = x.untyped_storage()._cdata
+        if where not in self._known and where not in self._seen:
+            self._seen.add(where)
+            self.bytes += x.untyped_storage().nbytes()
+            self.largest = max(self.largest, x.untyped_storage().nbytes())
+        return x
+
+
+def gradient_memory(
+    model: Model,
+    batch: Batch,
+    *,
+    dtype: str = "float64",
+    points: Collection[str] | None = (),
+    trained: Collection[str] | None = None,
+    pairs: Sequence[AdapterPair] = (),
+    activations: Activations = "all",
+) -> GradientMemory:
+    """Return what `batch_gradients` with the same arguments takes; nothing is decoded or computed.
+
+    Experts are taken to be chosen evenly.
+    """
+    backend = GradientBackend("meta", dtype)
+    made, leaves, factors = prepare(model, backend, trained, pairs)
+    longest = max(documents(batch), key=lambda each: len(each.ids))
+    if points is None or points:
+        made.recorder = PointGradients(points, backend)
+    held = made.weights.holder.placed()
+    known = {x.untyped_storage()._cdata for x in (*held, *factors.values())}
+    size = ITEM_SIZES[dtype]
+    roles = sum(made.weights[role].n_rows * made.weights[role].n_columns for role in model.roles)
+    trains = sum(x.numel() for x in (*leaves.leaves.values(), *factors.values()))
+    trains_held = sum(x.numel() for x in factors.values())
+    saved = _stage_bytes(made, longest.ids, longest.labels, known, activations)
+    recorded = 0
+    if made.recorder is not None:
+        recorded = sum(x.numel() * 2 * size for x in made.recorder.held.values())
+    many = len(documents(batch))
+    made.weights.close()
+    return GradientMemory(
+        (roles + trains_held) * size,
+        trains * size,
+        saved.bytes,
+        PASSING * max(saved.largest, roles and max(x.numel() for x in held) * size),
+        recorded * many,
+    )
+
+
+def _stage_bytes(
+    made: Pass, ids: Any, labels: Any, known: set[int], activations: Activations
+) -> _Saved:
+    """Return what the graph of a pass holds; of `layer` the largest stage's and all streams."""
+    rows = [int(row) for row in range(len(ids)) if labels[row] >= 0 or made.recorder]
+    made.rebuild()
+    if activations == "all":
+        saved = _Saved(known)
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda x: x):
+            out = made.run(ids, rows, Span(), record=True)
+            torch.log_softmax(made.backend.wide(out), -1)
+        return saved
+    most = _Saved(known)
+    streams, entering = 0, None
+    for stage in range(int(made.model.hyper["n_layers"]) + 2):
+        saved = _Saved(known)
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda x: x):
+            out = made.run(ids, rows, Span(stage, stage + 1, entering), record=True)
+        entering = fresh(out)
+        streams += sum(x.untyped_storage().nbytes() for x in tensors_of(entering))
+        if saved.bytes > most.bytes:
+            most = saved
+    most.bytes += streams
+    return most

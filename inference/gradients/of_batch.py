@@ -1,0 +1,343 @@
+"""The loss of a trainer's batch and its gradients, by torch's autograd through the own pass."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.batch import Batch
+from aprfmt.inference.capture import key_name
+from aprfmt.inference.context import PassFacts, PassState
+from aprfmt.inference.forward import Carried, Span
+from aprfmt.inference.gradients.adapter_pairs import AdapterPair
+from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.documents import Document, Reduction, documents
+from aprfmt.inference.gradients.leaves import Leaves, stored_gradients
+from aprfmt.inference.gradients.placed_pairs import place_pairs
+from aprfmt.inference.session import load_forward
+from aprfmt.inference.weights import Weights, model_weights
+from aprfmt.model import Model
+from aprfmt.model.completeness import refuse_to_predict, refuse_to_run
+from aprfmt.tensors.view import View
+
+Array = NDArray[Any]
+Activations = Literal["all", "layer"]
+
+
+@dataclass(frozen=True)  # no slots: `parameters` is cached
+class BatchGradients:
+    """The loss in nats and its gradients, float64 arrays whatever dtype the pass was in.
+
+    `by_role` are by role key in the role's layout, [out, in]; `adapter` those of LoRA factors by
+    the adapter's stored names, and `factors` says which key each has: the role of its weight with
+    `.lora_a` or `.lora_b` behind it. `unreached` are keys whose parameter trains and that the loss
+    does not depend on: their gradient is zero, and in no mapping. `points` are dL/d(point) by key,
+    and `values` the points themselves, the rows of all documents one after the other. `dtype` and
+    `device` are the pass's, `scored` the labels.
+    """
+
+    loss: float
+    scored: int
+    by_role: Mapping[str, Array]
+    adapter: Mapping[str, Array]
+    factors: Mapping[str, str]
+    unreached: tuple[str, ...]
+    points: Mapping[str, Array]
+    values: Mapping[str, Array]
+    dtype: str
+    device: str
+    views: Mapping[str, View]
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Array]:
+        """Gradients by stored name in the stored layout; of a quantized tensor, of its numbers.
+
+        Asked for while the model is open.
+        """
+        found: dict[str, Array] = {}
+        for name, gradient in stored_gradients(self.views, self.by_role):
+            found[name] = found[name] + gradient if name in found else gradient
+        return found
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm of all gradients together, before any clipping."""
+        every = (*self.by_role.values(), *self.adapter.values())
+        return float(np.sqrt(sum(float(np.vdot(g, g)) for g in every)))
+
+    @property
+    def how(self) -> str:
+        """Where and in which arithmetic they were computed: `torch:cpu:float64`."""
+        return f"torch:{self.device}:{self.dtype}"
+
+    @cached_property
+    def keys(self) -> Collection[str]:
+        """The parameters that have a gradient, by role key."""
+        return {**self.by_role, **self.factors}.keys()
+
+    def gradient(self, key: str) -> Array:
+        """Return dL/dW of a parameter, float64 in the shape of the role. Raises KeyError."""
+        return self.adapter[self.factors[key]] if key in self.factors else self.by_role[key]
+
+
+class PointGradients:
+    """A recorder that holds every wanted point in the graph, for its gradient after the backward.
+
+    `wanted` are keys of points; None: all of them.
+    """
+
+    def __init__(self, wanted: Collection[str] | None, backend: GradientBackend) -> None:
+        self._wanted = None if wanted is None else frozenset(wanted)
+        self._backend = backend
+        self.held: dict[str, torch.Tensor] = {}
+        self.points: dict[str, list[torch.Tensor]] = {}
+        self.values: dict[str, list[torch.Tensor]] = {}
+
+    def begin(self, facts: PassFacts) -> None:
+        """Do nothing: a pass may come in several parts."""
+
+    def wants(self, point: str, layer: int) -> bool:
+        """Say whether the point is one of those wanted."""
+        return self._wanted is None or key_name(point, layer) in self._wanted
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Hold a tensor of numbers; one that depends on no leaf becomes one itself.
+
+        Of the chosen experts there is no gradient: their ids are a value.
+        """
+        if point == "experts" and torch.is_grad_enabled():
+            self.values.setdefault(key_name(point, layer), []).append(torch.as_tensor(x))
+        if not (isinstance(x, torch.Tensor) and x.is_floating_point() and torch.is_grad_enabled()):
+            return x
+        if x.requires_grad:
+            x.retain_grad()
+        else:
+            x = x.detach().requires_grad_()
+        self.held[key_name(point, layer)] = x
+        return x
+
+    def finish(self) -> None:
+        """Take the gradients of the pass that has ended; a point without one does not count.
+
+        They stay on the device, in its dtype.
+        """
+        for key, x in self.held.items():
+            if x.grad is not None:
+                self.points.setdefault(key, []).append(x.grad)
+                self.values.setdefault(key, []).append(x.detach())
+        self.held.clear()
+
+    def joined(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return gradients and values by key on the host, the documents' rows one after the other.
+
+        Attention's scores and probabilities [heads, tokens, keys] are joined for one document only:
+        of several they are flattened, document by document.
+        """
+        return tuple(  # type: ignore[return-value]
+            {key: _joined(parts) for key, parts in found.items()}
+            for found in (self.points, self.values)
+        )
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> Array:
+    arrays: list[Array] = [
+        (part.double() if part.is_floating_point() else part).cpu().numpy() for part in parts
+    ]
+    if len(arrays) == 1:
+        return arrays[0]
+    if len({each.shape[1:] for each in arrays}) == 1:
+        return np.concatenate(arrays)
+    return np.concatenate([each.reshape(-1) for each in arrays])
+
+
+@dataclass
+class Pass:
+    """What a backward runs: a model's pass on a backend, with the leaves placed.
+
+    `rebuild` places what of the graph is made of leaves anew (rows of LoRA factors).
+    """
+
+    model: Model
+    backend: GradientBackend
+    weights: Weights
+    recorder: PointGradients | None = None
+    rebuild: Callable[[], None] = field(default=lambda: None)
+
+    def run(self, ids: NDArray[np.int64], rows: Sequence[int], span: Span, *, record: bool) -> Any:
+        """Return what a part of the pass gives: logits [rows, vocab], or what leaves the part."""
+        model = self.model
+        return load_forward(model.spec)(
+            self.backend, model.spec, model.hyper, self.weights, ids,
+            recorder=self.recorder if record else None, logits_rows=rows, span=span,
+        )  # fmt: skip
+
+    def backward(self, document: Document, activations: Activations) -> float:
+        """Add a document's gradients to the leaves; return its part of the loss."""
+        scored = range(len(document.ids)) if self.recorder else np.flatnonzero(document.labels >= 0)
+        rows = [int(row) for row in scored]
+        stages = int(self.model.hyper["n_layers"]) + 2
+        if activations == "all":
+            self.rebuild()
+            loss = self._loss(self.run(document.ids, rows, Span(), record=True), document, rows)
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss = self._by_layer(document, rows, stages)
+        if self.recorder is not None:
+            self.recorder.finish()
+        return float(loss.detach())
+
+    def _loss(self, logits: torch.Tensor, document: Document, rows: Sequence[int]) -> torch.Tensor:
+        labels = torch.from_numpy(document.labels[list(rows)]).to(logits.device)
+        nats = functional.cross_entropy(
+            self.backend.wide(logits), labels, ignore_index=-100, reduction="sum"
+        )
+        return nats * document.weight
+
+    def _by_layer(self, document: Document, rows: Sequence[int], stages: int) -> torch.Tensor:
+        """Run backward stage by stage, each made anew from what entered it."""
+        entering: list[Any] = [None]
+        with torch.no_grad():
+            self.rebuild()
+            for stage in range(stages - 1):
+                span = Span(stage, stage + 1, entering[-1])
+                entering.append(self.run(document.ids, rows, span, record=False))
+        total: torch.Tensor | None = None
+        wanted: list[torch.Tensor | None] = []
+        for stage in range(stages - 1, -1, -1):
+            given = fresh(entering.pop())
+            self.rebuild()
+            out = self.run(document.ids, rows, Span(stage, stage + 1, given), record=True)
+            if total is None:
+                total = self._loss(out, document, rows)
+                total.backward()  # type: ignore[no-untyped-call]
+            else:
+                pairs = [
+                    (x, grad)
+                    for x, grad in zip(tensors_of(out), wanted, strict=True)
+                    if grad is not None and x.requires_grad
+                ]
+                if pairs:
+                    torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
+            wanted = [x.grad for x in tensors_of(given)]
+        assert total is not None
+        return total
+
+
+def fresh(entering: Any) -> Any:
+    """Return what enters a stage as leaves of a graph of its own."""
+
+    def leaf(x: torch.Tensor) -> torch.Tensor:
+        return x.detach().requires_grad_()
+
+    if isinstance(entering, Carried):
+        state = entering.state
+        shared = {at: (leaf(k), leaf(v)) for at, (k, v) in state.shared.items()}
+        given = None if state.per_layer is None else leaf(state.per_layer)
+        return Carried(leaf(entering.stream), PassState(given, shared))
+    return None if entering is None else leaf(entering)
+
+
+def tensors_of(carried: Any) -> list[torch.Tensor]:
+    """Return the tensors that pass between two stages, in an order that both sides share."""
+    if carried is None:
+        return []
+    if not isinstance(carried, Carried):
+        return [carried]
+    state = carried.state
+    given = [] if state.per_layer is None else [state.per_layer]
+    return [carried.stream, *given, *(x for at in sorted(state.shared) for x in state.shared[at])]
+
+
+def batch_gradients(
+    model: Model,
+    batch: Batch,
+    *,
+    device: str = "cpu",
+    dtype: str = "float64",
+    points: Collection[str] | None = (),
+    trained: Collection[str] | None = None,
+    pairs: Sequence[AdapterPair] = (),
+    reduction: Reduction = "tokens",
+    activations: Activations = "all",
+    backend: GradientBackend | None = None,
+) -> BatchGradients:
+    """Return the loss of a batch and its gradients.
+
+    `points` are the capture points (keys) whose gradients are wanted besides, None for all.
+    `trained` are the stored names of the parameters that train; None: all, or with `pairs`, the
+    LoRA pairs of an adapter, none but these. `activations`: `layer` holds those of one layer at a
+    time and runs every layer twice. `backend` is used in place of `device` and `dtype`.
+
+    Raises UsageError for a batch without labels, and ArchError for a model that cannot be run.
+    """
+    refuse_to_run(model.resolution, model.path)
+    refuse_to_predict(model.spec, str(model.path))
+    parts = documents(batch, reduction)
+    backend = GradientBackend(device, dtype) if backend is None else backend
+    made, leaves, factors = prepare(model, backend, trained, pairs)
+    if points is None or points:
+        made.recorder = PointGradients(points, backend)
+    loss = sum(made.backward(each, activations) for each in parts)
+    by_role = leaves.gradients()
+    unreached = [role for role in leaves.leaves if role not in by_role]
+    adapter: dict[str, Array] = {}
+    keys: dict[str, str] = {}
+    for pair in pairs:
+        for key, name in pair.names.items():
+            grad = factors[name].grad
+            if grad is None:
+                unreached.append(key)
+            else:
+                adapter[name], keys[key] = grad.double().cpu().numpy(), name
+    found, values = ({}, {}) if made.recorder is None else made.recorder.joined()
+    made.weights.close()
+    scored = sum(int((each.labels >= 0).sum()) for each in parts)
+    return BatchGradients(
+        loss, scored, by_role, adapter, keys, tuple(unreached), found, values, backend.dtype,
+        backend.device, dict(model.roles),
+    )  # fmt: skip
+
+
+def prepare(
+    model: Model,
+    backend: GradientBackend,
+    trained: Collection[str] | None,
+    pairs: Sequence[AdapterPair],
+) -> tuple[Pass, Leaves, dict[str, torch.Tensor]]:
+    """Return a model's pass with its leaves placed, and the leaves of LoRA factors by name.
+
+    Raises UsageError for a name that the model does not have.
+    """
+    names = {name for view in model.roles.values() for name in view.names}
+    unknown = sorted(set(trained or ()) - names)
+    if unknown:
+        raise UsageError(
+            f"{model.path}: no parameter {unknown[0]!r} that a pass reads; expected names like "
+            f"{min(names)!r}"
+        )
+    weights = model_weights(model, 1 << 62)
+    chosen = None if trained is None and not pairs else frozenset(trained or ())
+    leaves = Leaves(model, weights, backend, chosen)
+    factors: dict[str, torch.Tensor] = {}
+    rebuild = place_pairs(pairs, backend, factors)
+    return Pass(model, backend, weights, None, rebuild), leaves, factors
+
+
+def rounding(exact: BatchGradients, rounded: BatchGradients) -> Iterator[tuple[str, float]]:
+    """Yield for each key how far a pass in the trainer's dtype is from the float64 one.
+
+    The relative L2 distance: what rounding alone does to this gradient. A trainer's gradient that
+    is as far from float64's as this shows no fault.
+    """
+    for key in exact.keys:
+        gradient = exact.gradient(key)
+        size = float(np.linalg.norm(gradient))
+        there = key in rounded.keys
+        apart = float(np.linalg.norm(gradient - rounded.gradient(key))) if there else size
+        yield key, apart / size if size else float(apart > 0)

@@ -1,0 +1,199 @@
+"""Gradients of LoRA factors beside a frozen base: against peft, and against the merged weight's.
+
+Seen red, each alone: the scale left out; `b` not taken by the role's rows; the base trained too.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.adapters.reading import read_adapter
+from aprfmt.adapters.trained_pairs import trained_pairs
+from aprfmt.errors import UnsupportedError
+from aprfmt.inference.batch import read_batch
+from aprfmt.inference.gradients.of_batch import BatchGradients, batch_gradients
+from aprfmt.model import open_model
+from tests.inference.gradient_judge import write_batch
+from tests.inference.judge import everything_float64
+from tests.models import save_tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+TARGETS = {
+    "llama": ["q_proj", "v_proj", "down_proj"],
+    "phi3": ["qkv_proj", "o_proj", "gate_up_proj"],
+    "gpt2": ["c_attn", "c_fc"],
+    "gpt_neox": ["query_key_value", "dense"],
+    "mamba2": ["in_proj"],
+}
+
+
+def written(folder: Path, name: str, modules: dict[str, tuple[int, int]], **config: Any) -> Path:
+    """Write an adapter of rank 3 for these modules (out, in) by hand; no factor is zero."""
+    import json
+
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(5)
+    tensors = {}
+    for module, (out, width) in modules.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = rng.normal(size=(3, width)) / 4
+        tensors[f"base_model.model.{module}.lora_B.weight"] = rng.normal(size=(out, 3)) / 4
+    folder.mkdir()
+    save_file({k: v.astype(np.float32) for k, v in tensors.items()}, folder / FILE)
+    said = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": TARGETS[name], **config}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
+FILE = "adapter_model.safetensors"
+
+
+def computed(base: Path, adapter: Path, batch: Path, **how: Any) -> BatchGradients:
+    """Return our gradients of the factors."""
+    opened, pairs = read_adapter(adapter)
+    with opened, open_model(base) as model:
+        loaded = read_batch(batch, int(model.hyper["vocab_size"]))
+        return batch_gradients(model, loaded, pairs=trained_pairs(pairs, model), **how)
+
+
+def apart(mine: np.ndarray, other: np.ndarray) -> float:
+    """Return the relative L2 distance."""
+    assert mine.shape == other.shape
+    return float(np.linalg.norm(mine - other) / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_factors_gradients_are_pefts(name: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("peft") is None:
+        pytest.skip("NOT-RUN: peft is not installed")
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    model: Any = save_tiny(name, tmp_path / "base").double()
+    ids, _, labels = write_batch(tmp_path / "batch.npz", False)
+    options: dict[str, Any] = {"fan_in_fan_out": True} if name == "gpt2" else {}
+    config = LoraConfig(
+        r=3, lora_alpha=7, target_modules=TARGETS[name], init_lora_weights=False, **options
+    )
+    tuned: Any = get_peft_model(model, config).double()
+    tuned.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        for parameter in tuned.parameters():  # what is saved is float64 already
+            parameter.copy_(parameter.double())
+    with everything_float64(model):
+        logits = tuned(torch.tensor(ids)).logits[:, :-1].flatten(0, 1)
+        loss: Any = torch.nn.functional.cross_entropy(logits, torch.tensor(labels)[:, 1:].flatten())
+        loss.backward()
+    theirs = {
+        key.replace(".default", ""): p.grad.numpy()
+        for key, p in tuned.named_parameters()
+        if p.requires_grad
+    }
+    for how in ({}, {"activations": "layer"}):
+        mine = computed(tmp_path / "base", tmp_path / "adapter", tmp_path / "batch.npz", **how)
+        assert abs(mine.loss - loss.item()) < 1e-12 and not mine.by_role
+        assert mine.adapter.keys() == theirs.keys() and len(theirs) > 3
+        for key, expected in theirs.items():
+            assert apart(mine.adapter[key], expected) < 1e-9, key
+
+
+def test_factors_gradients_follow_from_the_merged_weights(tmp_path: Path) -> None:
+    """dL/dB = scale * G @ A.T and dL/dA = scale * B.T @ G, G the merged weight's. Needs no peft."""
+    import torch
+
+    model: Any = save_tiny("phi3", tmp_path / "base")
+    write_batch(tmp_path / "batch.npz", False)
+    module = "model.layers.1.self_attn.qkv_proj"
+    weight = model.get_parameter(f"{module}.weight")
+    adapter = written(tmp_path / "adapter", "phi3", {module: tuple(weight.shape)})
+    mine = computed(tmp_path / "base", adapter, tmp_path / "batch.npz")
+    from safetensors.numpy import load_file
+
+    a, b = (
+        load_file(adapter / FILE)[f"base_model.model.{module}.lora_{x}.weight"].astype(np.float64)
+        for x in "AB"
+    )
+    with torch.no_grad():
+        model.double()
+        model.get_parameter(f"{module}.weight").add_(torch.from_numpy(2.0 * b @ a))
+    model.save_pretrained(tmp_path / "merged")
+    with open_model(tmp_path / "merged") as merged:
+        batch = read_batch(tmp_path / "batch.npz", int(merged.hyper["vocab_size"]))
+        whole = batch_gradients(merged, batch, trained=[f"{module}.weight"])
+        gradient = whole.parameters[f"{module}.weight"]
+    assert abs(mine.loss - whole.loss) < 1e-12
+    key = f"{module}.weight"
+    assert set(mine.keys) == {f"{key}.lora_a", f"{key}.lora_b"}
+    assert apart(mine.gradient(f"{key}.lora_a"), 2.0 * b.T @ gradient) < 1e-9
+    assert apart(mine.gradient(f"{key}.lora_b"), 2.0 * gradient @ a.T) < 1e-9
+
+
+def test_the_gradients_of_a_base_in_nf4_are_those_of_bitsandbytes(tmp_path: Path) -> None:
+    """Its own layers compute in float32; in float64 peft gets the numbers that it decodes."""
+    if any(importlib.util.find_spec(name) is None for name in ("peft", "bitsandbytes")):
+        pytest.skip("NOT-RUN: peft or bitsandbytes is not installed")
+    import bitsandbytes
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    sizes: Any = {"hidden_size": 64, "intermediate_size": 128}
+    plain: Any = save_tiny("llama", tmp_path / "plain", **sizes).double()
+    quantized: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "plain",
+        quantization_config=BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+        ),
+        attn_implementation="eager",
+    )
+    quantized.save_pretrained(tmp_path / "base")
+    for name, module in quantized.named_modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if state is not None:
+            decoded = bitsandbytes.functional.dequantize_4bit(module.weight.data, state)
+            plain.get_submodule(name).weight.data = decoded.double()
+    ids, _, labels = write_batch(tmp_path / "batch.npz", False)
+    config = LoraConfig(r=3, lora_alpha=7, target_modules=TARGETS["llama"], init_lora_weights=False)
+    tuned: Any = get_peft_model(quantized, config)
+    tuned.train()  # in eval mode bitsandbytes multiplies in bfloat16 on a CPU
+    tuned.save_pretrained(tmp_path / "adapter")
+    exact: Any = PeftModel.from_pretrained(plain, tmp_path / "adapter", is_trainable=True).double()
+
+    def stepped(model: Any) -> tuple[float, dict[str, np.ndarray]]:
+        logits = model(torch.tensor(ids)).logits[:, :-1].flatten(0, 1)
+        loss: Any = torch.nn.functional.cross_entropy(logits, torch.tensor(labels)[:, 1:].flatten())
+        loss.backward()
+        return loss.item(), {
+            key.replace(".default", ""): p.grad.double().numpy()
+            for key, p in model.named_parameters()
+            if p.requires_grad
+        }
+
+    own = stepped(tuned)
+    with everything_float64(plain):
+        true = stepped(exact)
+    mine = computed(tmp_path / "base", tmp_path / "adapter", tmp_path / "batch.npz")
+    for (loss, theirs), bound in ((own, 5e-6), (true, 1e-9)):
+        assert abs(mine.loss - loss) < min(bound, 1e-6)
+        assert mine.adapter.keys() == theirs.keys() and len(theirs) == 18
+        for key, expected in theirs.items():
+            assert apart(mine.adapter[key], expected) < bound, key
+
+
+def test_pairs_that_are_no_products_are_refused(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "base")
+    write_batch(tmp_path / "batch.npz", False)
+    name = "model.layers.0.self_attn.q_proj"
+    with open_model(tmp_path / "base") as model:
+        shape = model[f"{name}.weight"].shape
+    adapter = written(tmp_path / "a", "llama", {name: (shape[0], shape[1])}, use_dora=True)
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(adapter / FILE)
+    lengths = np.ones(shape[0], np.float32)
+    save_file(tensors | {f"base_model.model.{name}.lora_magnitude_vector": lengths}, adapter / FILE)
+    with pytest.raises(UnsupportedError, match="DoRA's lengths"):
+        computed(tmp_path / "base", adapter, tmp_path / "batch.npz")

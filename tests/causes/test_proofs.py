@@ -1,0 +1,79 @@
+"""How sure a cause is follows from what was done to show it, by one function, for every cause."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from aprfmt.compare import diff
+from aprfmt.measure import findings
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import BITS, MOST, Proof, certainty_of, unfitted_proof
+from aprfmt.measure.verdicts import CERTAINTIES
+from tests.causes.tensor_faults import FAULTS
+from tests.compare import faults
+from tests.compare.test_verdicts import edited
+from tests.conversion.folders import llama_folder
+
+SURE = list(CERTAINTIES).index
+ONE_EACH = {fault.cause: fault for fault in reversed(FAULTS) if fault.confirmed}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(
+        tmp_path_factory.mktemp("proofs") / "source", "BF16", hidden=faults.HIDDEN,
+        layers=faults.LAYERS, vocab=faults.VOCAB, heads=faults.HEADS, kv_heads=faults.KV,
+    )  # fmt: skip
+
+
+def test_no_cause_is_confirmed_but_by_its_proof(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: `certainty` that goes by `confirmed`, and `judged` that is always true."""
+    assert not {"certainty", "reached"} & {row.name for row in fields(Finding)}
+    found: list[tuple[str, Finding]] = []
+    for number, (cause, fault) in enumerate(ONE_EACH.items()):
+        report = diff(source, edited(source, tmp_path / str(number), fault.change))
+        found += [(cause, one) for one in report.findings if one.cause == cause]
+        found += [(cause, row.explanation) for row in report.tensors
+                  if row.explanation is not None and row.explanation.cause == cause]  # fmt: skip
+    assert {cause for cause, _ in found} == set(ONE_EACH)
+    confirmed = {cause for cause, one in found if one.certainty == "confirmed"}
+    assert len(confirmed) > 12
+    for _, one in found:
+        proof = one.proof
+        assert (one.certainty == "confirmed") <= (proof is not None and proof.judged)
+        assert replace(one, proof=None).certainty == "located"
+        assert replace(one, proof=replace(unfitted_proof(), accused=True)).certainty == "explained"
+    monkeypatch.setattr(Proof, "judged", False)
+    assert not [cause for cause, one in found if one.certainty == "confirmed"]
+    monkeypatch.setattr(findings, "certainty_of", lambda proof: "located")
+    assert {one.certainty for _, one in found} == {"located"}
+
+
+counts = st.integers(1, 40)
+digits = st.sampled_from([0.0, 0.5, 2.0, 24.0])
+shares = st.sampled_from([0.0, MOST, 1.0])
+
+
+@given(counts, counts, digits, shares, st.booleans())
+@example(count=16, free=9, bits=24.0, share=1.0, accused=False)
+@example(count=15, free=0, bits=2.0, share=1.0, accused=False)
+def test_less_shown_is_never_surer(
+    count: int, free: int, bits: float, share: float, accused: bool
+) -> None:
+    """Seen red: `free` not counted; the share compared with 0."""
+    proof = Proof(count, share, free, bits, accused)
+    sure = SURE(certainty_of(proof))
+    for less in (
+        replace(proof, share=share / 2), replace(proof, free=2 * free), replace(proof, bits=0.0),
+        replace(proof, accused=True), replace(proof, count=count / 2),
+    ):  # fmt: skip
+        assert SURE(certainty_of(less)) <= sure
+    if certainty_of(proof) == "confirmed":
+        assert share == 1.0 and not accused
+        assert count >= 2 * free and (count - free) * bits >= BITS
+    assert (certainty_of(proof) == "located") == (share < MOST)

@@ -1,0 +1,124 @@
+"""Gradients of one batch in two runs: right ones are not accused, a wrong backward is placed.
+
+Seen red: the arbiter's dtype taken for the run's; the first wrong point taken forward.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.batch import Batch, read_batch
+from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.inference.gradients.between import GradientRun, gradients_between
+from aprfmt.model import Model, open_model
+from tests.inference.gradient_judge import write_batch
+from tests.models import save_tiny
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-between-")
+
+
+@cache
+def made(name: str) -> tuple[Model, Batch]:
+    """Return a tiny model and a batch of it."""
+    folder = Path(_FOLDER.name) / name
+    save_tiny(name, folder)
+    write_batch(folder / "batch.npz", True)
+    model = open_model(folder)
+    return model, read_batch(folder / "batch.npz", int(model.hyper["vocab_size"]))
+
+
+class _Bent(torch.autograd.Function):
+    """The identity, whose gradient is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * ctx.factor, None
+
+
+def wrong(name: str, factor: float, at: int) -> Callable[[str, str], GradientBackend]:
+    """Return what opens a backend whose call number `at` of an operation has a wrong backward."""
+
+    class Wrong(GradientBackend):
+        calls = 0
+
+    original = getattr(GradientBackend, name)
+
+    def operation(self: Any, *args: Any, **options: Any) -> Any:
+        Wrong.calls += 1
+        out = original(self, *args, **options)
+        return _Bent.apply(out, factor) if Wrong.calls == at + 1 else out  # type: ignore[no-untyped-call]
+
+    setattr(Wrong, name, operation)
+    return Wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        ("llama", ("float64", "float32")),
+        ("llama", ("float32", "bfloat16")),
+        ("gemma2", ("float32", "float32")),
+        ("mamba2", ("float32", "float64")),
+    ],
+)
+def test_right_gradients_are_not_accused(name: str, dtypes: tuple[str, str]) -> None:
+    found = gradients_between(*made(name), [GradientRun("cpu", dtype) for dtype in dtypes])
+    assert found.agrees and not found.wrong and len(found.gaps) > 50
+    assert all(found.first(run) is None for run in (0, 1))
+
+
+# One layer's operation: its number of call, and the point at which its gradient is wrong first.
+BENT = {
+    "silu": ("activate", 1, "L1.ffn_gate"),
+    "rope": ("rope", 2, "L1.q"),
+    "norm": ("rms_norm", 3, "L1.mid"),
+    "softmax": ("probs", 2, "L2.scores"),
+}
+
+
+@pytest.mark.parametrize("fault", BENT)
+@pytest.mark.parametrize("run", [0, 1])
+def test_a_wrong_backward_is_placed_and_its_run_named(fault: str, run: int) -> None:
+    name, at, first = BENT[fault]
+    runs = [GradientRun("cpu", "float32"), GradientRun("cpu", "float32")]
+    runs[run] = GradientRun("cpu", "float32", wrong(name, 1.02, at))
+    found = gradients_between(*made("llama"), runs)
+    assert found.wrong == (run,) and not found.agrees
+    assert found.first(run) == first and found.first(1 - run) is None
+    last = next(gap for gap in found.gaps if gap.key == "L2.out")
+    assert not last.wrong
+
+
+def test_two_runs_that_are_wrong_alike_do_not_excuse_each_other() -> None:
+    both = [GradientRun("cpu", "float32", wrong("activate", 1.02, 1)) for _ in range(2)]
+    found = gradients_between(*made("llama"), both)
+    assert found.wrong == (0, 1) and found.first(0) == found.first(1) == "L1.ffn_gate"
+
+
+def test_one_run_is_nothing_to_compare() -> None:
+    with pytest.raises(UsageError, match="1 run to compare"):
+        gradients_between(*made("llama"), [GradientRun("cpu", "float32")])
+
+
+def test_experts_chosen_otherwise_are_no_wrong_gradient() -> None:
+    runs = [GradientRun("cpu", "float32"), GradientRun("cpu", "float32", _OtherExperts)]
+    found = gradients_between(*made("mixtral"), runs)
+    assert found.flips.keys() == {1} and not found.agrees and not found.wrong
+
+
+class _OtherExperts(GradientBackend):
+    """Its routers see their logits the other way round."""
+
+    def router_numbers(self, x: Any) -> Any:
+        return -super().router_numbers(x)

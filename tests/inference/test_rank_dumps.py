@@ -1,0 +1,707 @@
+"""Dumps of ranks and passes come back as one sequence's points, or as an error that names why."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.forward.shards import ROLES as SUMS
+from aprfmt.causes.forward.shards import role_of
+from aprfmt.errors import FormatError
+from aprfmt.base.dump_names import place_of
+from aprfmt.inference.engines.mapping import load_mapped
+from aprfmt.inference.engines.rank_dims import Division, parse_dims
+from aprfmt.inference.record import Record
+from aprfmt.inference.trace import Trace
+from aprfmt.measure.traces import compare_traces, rounding_ratios
+from aprfmt.model import open_model
+from tests.cli.run import aprfmt
+from tests.diagnose.engines import broken, tiny_folder
+from tests.inference.engine_dumps import batch, columns, dumper, hook_passes, modules, rows, state
+from tests.inference.test_captures import npy, own
+from tests.models import IDS
+
+torch = pytest.importorskip("torch")
+ALL = range(len(IDS))
+WHOLE = batch(IDS, ALL, [len(IDS)])
+Writer = Callable[[Path], Path]
+
+
+@cache
+def own_of(base: str = "llama") -> dict[str, Any]:
+    """Return every point's value of a tiny model's pass, made once."""
+    return own(base)
+
+
+def written(base: str = "llama", **how: Any) -> dict[str, Any]:
+    """Return what a tiny model's modules put out, of all tokens."""
+    return modules(own(base, **how) if how else own_of(base))
+
+
+def of_rank(rank: int, ranks: int) -> Callable[[str, Any], Any]:
+    """Return what cuts a module's output to a tensor-parallel rank's."""
+    return lambda name, value: columns(name, value, rank, ranks)
+
+
+def tensor_parallel(folder: Path) -> Path:
+    """SGLang's hook on two ranks, with a warm-up pass; logits of the last token alone."""
+    for rank in range(2):
+        found = state(written(), of_rank(rank, 2))
+        found["logits_processor"] = found["logits_processor"][-1:]
+        blank = {
+            name: [0 * one for one in value] if isinstance(value, list) else 0 * value
+            for name, value in found.items()
+        }
+        warm = batch([0] * len(IDS), ALL, [len(IDS)])
+        hook_passes(folder / f"TP{rank}_PP0_Rank{rank}_pid{rank}", [(warm, blank), (WHOLE, found)])
+    return folder
+
+
+def shared_key_heads(folder: Path) -> Path:
+    """vLLM's folder by rank: four ranks share two key heads; the first alone has the logits."""
+    for rank in range(4):
+        found = state(written(), of_rank(rank, 4))
+        if rank:
+            del found["logits_processor"]
+        (folder / f"rank{rank}").mkdir(parents=True)
+        torch.save({**WHOLE, **found}, folder / f"rank{rank}" / "Pass0.pt")
+    return folder
+
+
+def pipeline(folder: Path) -> Path:
+    """Two stages of two ranks each."""
+    for stage in range(2):
+        for rank in range(2):
+            found = {name: value for name, value in written().items() if _stage(name) == stage}
+            place = folder / f"TP{rank}-PP{stage}"
+            place.mkdir(parents=True)
+            torch.save({**WHOLE, **state(found, of_rank(rank, 2))}, place / "Pass0.pt")
+    return folder
+
+
+def _stage(name: str) -> int:
+    if name.startswith("model.layers."):
+        return int(int(name.split(".")[2]) > 0)
+    return int(name != "model.embed_tokens")
+
+
+def sequence_parallel(folder: Path) -> Path:
+    """Norms and sums hold a rank's tokens only."""
+
+    def cut(rank: int) -> Callable[[str, Any], Any]:
+        own_rows = np.array_split(np.arange(28), 2)[rank]
+        return lambda name, value: (
+            columns(name, value, rank, 2)
+            if name.endswith(("qkv_proj", "attn", "gate_up_proj", "act_fn"))
+            else value
+            if "logits" in name
+            else rows(value, own_rows)
+        )
+
+    for rank in range(2):
+        found = {name: rows(value, range(28)) for name, value in written().items()}
+        place = folder / f"tp_rank={rank}"
+        place.mkdir(parents=True)
+        torch.save(
+            {**batch(IDS[:28], range(28), [28]), **state(found, cut(rank))}, place / "Pass1.pt"
+        )
+    return folder
+
+
+def context_parallel(folder: Path) -> Path:
+    """Each rank holds two chunks, from both ends, with their positions."""
+    chunks = np.array_split(np.arange(28), 4)
+    for rank in range(2):
+        mine = np.concatenate([chunks[rank], chunks[3 - rank]])
+        found = {name: rows(value, mine) for name, value in written().items()}
+        place = folder / f"CP{rank}"
+        place.mkdir(parents=True)
+        said = {
+            "input_ids": torch.tensor([IDS[at] for at in mine]),
+            "positions": torch.tensor(mine),
+        }
+        torch.save({**said, **state(found)}, place / "Pass0.pt")
+    return folder
+
+
+def data_parallel(folder: Path) -> Path:
+    """Two ranks with requests of their own; one of them has ours."""
+    for rank in range(2):
+        ids = list(IDS) if rank else [7] * len(IDS)
+        place = folder / f"DP{rank}"
+        place.mkdir(parents=True)
+        found = {
+            name: rows(value, ALL) if rank else rows(value, [3] * len(IDS))
+            for name, value in written().items()
+        }
+        torch.save({**batch(ids, ALL, [len(IDS)]), **state(found)}, place / "Pass0.pt")
+    return folder
+
+
+def expert_parallel(folder: Path) -> Path:
+    """Experts of two ranks: each has a share of the sum, taken before the all-reduce."""
+    for rank in range(2):
+
+        def share(name: str, value: Any, rank: int = rank) -> Any:
+            if not name.endswith("experts"):
+                return value
+            part = np.where(np.arange(value.shape[1]) % 3 == 0, 0.25, 0.75).astype(np.float32)
+            return value * part if rank else value - value * part
+
+        place = folder / f"ep_rank_{rank}"
+        place.mkdir(parents=True)
+        torch.save({**WHOLE, **state(written("mixtral"), share)}, place / "Pass0.pt")
+    return folder
+
+
+DIMS = {"t h[tp]": ("self_attn.attn", "mlp.act_fn"), "t h": ("o_proj", "down_proj", "embed_tokens")}
+
+
+def dims(folder: Path) -> Path:
+    """SGLang's dumper with dims: names say less than these."""
+    for rank in range(2):
+        ends = ("attn", "act_fn", "o_proj", "down_proj", "embed_tokens")
+        found = {name: value for name, value in written().items() if name.endswith(ends)}
+        said = {
+            name: text
+            for name in found
+            for text, own_ends in DIMS.items()
+            if name.endswith(own_ends)
+        }
+        dumper(
+            folder, 3, rank, state(found, of_rank(rank, 2)), said, {"tp_rank": rank, "tp_size": 2}
+        )
+        info = {"input_ids": torch.tensor(IDS), "positions": torch.arange(len(IDS))}
+        dumper(folder, 3, rank, info, {}, {"tp_rank": rank, "tp_size": 2})
+    return folder
+
+
+def spec(folder: Path) -> Path:
+    """Plain .npy by rank under names of nobody; `ranks.json` says how they are divided."""
+    right = own_of()
+    for rank in range(2):
+        arrays = {f"L{n}.attn": np.split(right[f"L{n}.attn"], 2, 1)[rank] for n in range(3)}
+        arrays |= {f"L{n}.out": right[f"L{n}.out"] for n in range(3)}
+        folder.mkdir(exist_ok=True)
+        npy(folder / f"rank{rank}", arrays)
+    (folder / "ranks.json").write_text(json.dumps({"arrays": {"*.attn": "t (h*d)[rank]"}}))
+    return folder
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+LAYOUTS: dict[str, tuple[Writer, str, int]] = {
+    # how ranks divide the work -> who writes it, the model, the tokens that are there
+    "tensor": (tensor_parallel, "llama", 29),
+    "shared key heads": (shared_key_heads, "llama", 29),
+    "pipeline": (pipeline, "llama", 29),
+    "sequence": (sequence_parallel, "llama", 28),
+    "context": (context_parallel, "llama", 28),
+    "data": (data_parallel, "llama", 29),
+    "expert": (expert_parallel, "mixtral", 29),
+    "dims": (dims, "llama", 29),
+    "spec": (spec, "llama", 29),
+}
+
+
+@contextmanager
+def opened(folder: Path, base: str = "llama", tokens: int = 29) -> Iterator[Trace]:
+    """Open a dump as a trace of a tiny model."""
+    with open_model(tiny_folder(base)) as model:
+        with load_mapped(folder, IDS[:tokens], model) as trace:
+            yield trace
+
+
+def equal_points(trace: Trace, right: dict[str, Any], tokens: int) -> set[str]:
+    """Return the points that a trace has, all of them equal to the model's own."""
+    found = set()
+    for key, value in right.items():
+        record, mine = trace.find(key), trace.values(key)
+        if record is None or mine is None or key.endswith(("scores", "probs")):
+            continue
+        wanted = value[:tokens][list(record.positions or range(tokens))]
+        np.testing.assert_allclose(mine.reshape(wanted.shape), wanted, 1e-5, 1e-5, err_msg=key)
+        found.add(key.rpartition(".")[2])
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_come_together(layout: str, tmp_path: Path) -> None:
+    write, base, tokens = LAYOUTS[layout]
+    with opened(write(tmp_path / "d"), base, tokens) as trace:
+        found = equal_points(trace, own_of(base), tokens)
+        assert not trace.run["unknown"], trace.run["unknown"]
+    assert {"attn", "out" if layout == "spec" else "attn_out"} <= found
+    if layout not in ("dims", "spec"):
+        assert {"q", "k", "v", "mid", "out", "final_norm", "logits"} <= found
+        assert {"moe_out"} <= found if base == "mixtral" else {"ffn_gate", "ffn_up"} <= found
+
+
+def decode(folder: Path) -> Path:
+    """A prompt, then one token a pass."""
+    cuts = [(0, 25), (25, 26), (26, 27), (27, 28), (28, 29)]
+    return hook_passes(
+        folder / "TP0_PP0_Rank0_pid1",
+        [
+            (batch(IDS[a:b], range(a, b), [b]), _logits_of_last(rows_of(range(a, b))))
+            for a, b in cuts
+        ],
+    ).parent
+
+
+def rows_of(chosen: Any) -> dict[str, Any]:
+    """Return modules' outputs of some tokens."""
+    return {name: rows(value, list(chosen)) for name, value in written().items()}
+
+
+def _logits_of_last(found: dict[str, Any]) -> dict[str, Any]:
+    made = state(found)
+    made["logits_processor"] = made["logits_processor"][-1:]
+    return made
+
+
+def chunked(folder: Path) -> Path:
+    """A prompt in three chunks, the last padded to a size of a graph."""
+    made = []
+    for a, b, pad in ((0, 10, 0), (10, 20, 0), (20, 29, 7)):
+        found = state(
+            {name: rows(value, [*range(a, b), *[0] * pad]) for name, value in written().items()}
+        )
+        ids, at = [*IDS[a:b], *[0] * pad], [*range(a, b), *[0] * pad]
+        said = {
+            "input_ids": torch.tensor(ids),
+            "positions": torch.tensor(at),
+            "query_start_loc": torch.tensor([0, b - a]),
+        }
+        made.append((said, found))
+    folder.mkdir()
+    for number, (said, found) in enumerate(made):
+        torch.save({**said, **found}, folder / f"Pass{number}.pt")
+    return folder
+
+
+def continuous(folder: Path) -> Path:
+    """Two requests in one batch by name, the second joining later and standing first."""
+    folder.mkdir()
+    passes = [
+        ([("a", range(20))], "query_start_loc"),
+        ([("b", range(5)), ("a", range(20, 28))], "query_start_loc"),
+        ([("b", range(5, 6)), ("a", range(28, 29))], "query_start_loc"),
+    ]
+    for number, (requests, key) in enumerate(passes):
+        at = [one for _, own_rows in requests for one in own_rows]
+        ids = [IDS[one] if who == "a" else 9 for who, own_rows in requests for one in own_rows]
+        found = {
+            name: rows(
+                value, [one if ids[i] != 9 or IDS[one] == 9 else 0 for i, one in enumerate(at)]
+            )
+            for name, value in written().items()
+        }
+        starts = np.cumsum([0, *(len(own_rows) for _, own_rows in requests)])
+        said = {
+            "input_ids": torch.tensor(ids),
+            "positions": torch.tensor(at),
+            key: torch.tensor(starts),
+            "req_ids": [who for who, _ in requests],
+        }
+        torch.save({**said, **state(found)}, folder / f"Pass{number}.pt")
+    return folder
+
+
+def padded(folder: Path) -> Path:
+    """transformers' batch of two, padded on the left, with its mask."""
+    own_rows, other = np.arange(29), np.array([0] * 9 + list(range(20)))
+    ids = np.array([IDS, [0] * 9 + [5] * 20])
+    mask = np.array([[1] * 29, [0] * 9 + [1] * 20])
+    arrays = {
+        name: np.stack([value[own_rows], value[other]])
+        for name, value in (
+            (f"L{n}.{point}", own_of()[f"L{n}.{point}"])
+            for n in range(3)
+            for point in ("attn_out", "out")
+        )
+    }
+    return npy(
+        folder,
+        {**arrays, "input_ids": ids[::-1], "attention_mask": mask[::-1]}
+        | {name: value[::-1] for name, value in arrays.items()},
+    )
+
+
+def packed(folder: Path) -> Path:
+    """Two sequences behind one another, ours the second, told by positions alone."""
+    order = [*range(6), *ALL]
+    arrays = {f"L{n}.out": own_of()[f"L{n}.out"][order][None] for n in range(3)}
+    return npy(
+        folder,
+        {**arrays, "input_ids": np.array([[8] * 6 + list(IDS)]), "position_ids": np.array([order])},
+    )
+
+
+def lengths(folder: Path) -> Path:
+    """The same by cu_seqlens."""
+    made = packed(folder)
+    (made / "position_ids.npy").unlink()
+    np.save(made / "cu_seqlens.npy", np.array([0, 6, 35]))
+    return made
+
+
+STEPS: dict[str, Writer] = {
+    "decode": decode,
+    "chunked": chunked,
+    "continuous": continuous,
+    "padded": padded,
+    "packed": packed,
+    "lengths": lengths,
+}
+
+
+@pytest.mark.parametrize("form", STEPS)
+def test_passes_are_aligned_by_token(form: str, tmp_path: Path) -> None:
+    with opened(STEPS[form](tmp_path / "d")) as trace:
+        found = equal_points(trace, own_of(), 29)
+        assert not trace.run["unknown"] and list(trace.run["ids"]) == list(IDS)
+        record = trace.find("L2.out")
+        assert record is not None and record.positions == tuple(ALL)
+        if form == "decode":
+            assert trace.run["dump"]["steps"] == [0] * 25 + [1, 2, 3, 4]
+    assert "out" in found
+
+
+def rank_of(folder: Path, rank: int) -> Path:
+    """Return the folder of a rank."""
+    return next(path for path in sorted(folder.iterdir()) if f"Rank{rank}" in path.name)
+
+
+def lost_rank(folder: Path) -> None:
+    shared_key_heads(folder)
+    shutil.rmtree(folder / "rank2")
+
+
+def rank_twice(folder: Path) -> None:
+    tensor_parallel(folder)
+    shutil.copytree(rank_of(folder, 1), folder / "TP1_PP0_Rank1_pid99")
+
+
+def other_run(folder: Path) -> None:
+    tensor_parallel(folder)
+    path = rank_of(folder, 1) / "Pass00001.pt"
+    held = torch.load(path)
+    held["model.forward_batch_info.input_ids"][4] += 1
+    torch.save(held, path)
+
+
+def lost_step(folder: Path) -> None:
+    tensor_parallel(folder)
+    (rank_of(folder, 1) / "Pass00002.pt").unlink()
+
+
+def cut_off(folder: Path) -> None:
+    tensor_parallel(folder)
+    path = rank_of(folder, 1) / "Pass00001.pt"
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+def lost_array(folder: Path) -> None:
+    tensor_parallel(folder)
+    path = rank_of(folder, 0) / "Pass00001.pt"
+    held = torch.load(path)
+    del held["model.layers.1.self_attn.attn"]
+    torch.save(held, path)
+
+
+def too_few_ranks(folder: Path) -> None:
+    """Two of four ranks: their numbers are right, their sizes are not."""
+    shared_key_heads(folder)
+    for rank in (2, 3):
+        shutil.rmtree(folder / f"rank{rank}")
+
+
+def unequal_key_head(folder: Path) -> None:
+    shared_key_heads(folder)
+    path = folder / "rank1" / "Pass0.pt"
+    held = torch.load(path)
+    held["model.layers.0.self_attn.qkv_proj"][:, 20] += 1
+    torch.save(held, path)
+
+
+def cached_prefix(folder: Path) -> None:
+    said = batch(IDS[9:], range(9, 29), [29])
+    hook_passes(folder / "TP0_PP0_Rank0_pid1", [(said, state(rows_of(range(9, 29))))])
+
+
+def only_warm_ups(folder: Path) -> None:
+    hook_passes(folder / "TP0_PP0_Rank0_pid1", [(batch([0] * 29, ALL, [29]), state(written()))])
+
+
+def wrong_dims(folder: Path) -> None:
+    spec(folder)
+    (folder / "ranks.json").write_text(json.dumps({"arrays": {"*.attn": "t h[xp]"}}))
+
+
+def nobodys_names(folder: Path) -> None:
+    for rank in range(2):
+        npy(_made(folder / f"rank{rank}") / "x", {"thing": np.ones((29, 7)) * rank})
+
+
+REFUSED: dict[Callable[[Path], None], str] = {
+    lost_rank: "rank rank 2 of 4 is missing; there are 0, 1, 3",
+    rank_twice: r"of tp 1 is there twice: .*were two runs dumped",
+    other_run: r"step 1: tp ranks 0 and 1 are of other runs: .*input_ids differ",
+    lost_step: r"tp 1 has 2 steps, tp 0 has 3 \(step 2\)",
+    cut_off: "Pass00001.pt",
+    lost_array: "layers.1.self_attn.attn: tp rank 0 of 2 lacks it",
+    too_few_ranks: "2 ranks of rank hold",
+    unequal_key_head: "share a key head and hold other values",
+    cached_prefix: "9 of 29 tokens of the sequence are in no pass",
+    only_warm_ups: "all 1 passes are warm-ups",
+    wrong_dims: r"axis 'xp'; expected one of tp",
+    nobodys_names: r"its name says no point; say its dims in ranks\.json",
+}
+
+
+@pytest.mark.parametrize("break_it", REFUSED, ids=lambda one: one.__name__)
+def test_what_is_missing_is_named(break_it: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    break_it(folder)
+    with pytest.raises(FormatError, match=REFUSED[break_it]), opened(folder) as trace:
+        raise AssertionError(trace.run)
+
+
+def test_several_sequences_are_listed_without_ids(tmp_path: Path) -> None:
+    folder = continuous(tmp_path / "d")
+    with pytest.raises(FormatError, match=r"2 sequences in the dump \(29 tokens 3,17,.*; 6 tokens"):
+        with load_mapped(folder):
+            pass
+    with pytest.raises(FormatError, match="no sequence of these 3 token ids"):
+        with load_mapped(folder, [1, 2, 3]):
+            pass
+
+
+@pytest.mark.parametrize(
+    "path, says",
+    [
+        ("TP1_PP0_Rank3_pid88/Pass00007", ({"tp": 1, "pp": 0, "rank": 3}, 7, "")),
+        ("tp_rank=1/model.layers.0.mlp", ({"tp": 1}, None, "model.layers.0.mlp")),
+        ("TP0-PP1/q", ({"tp": 0, "pp": 1}, None, "q")),
+        ("rank_2/Pass3", ({"rank": 2}, 3, "")),
+        (
+            "dump_1/step=4___rank=1___dump_index=9___name=q___recompute_status=disabled___layer_id=2",
+            ({"rank": 1}, 4, "layers.2.q"),
+        ),
+        ("x/forward_pass_id=1___rank=0___name=hidden___dump_index=2", ({"rank": 0}, 1, "x.hidden")),
+        ("model-rank-1-part-0", ({"rank": 1}, None, "model")),
+        ("lora_rank8", ({}, None, "lora_rank8")),
+        ("blk0.query", ({}, None, "blk0.query")),
+        ("t0_a", ({}, None, "t0_a")),
+    ],
+)
+def test_paths_say_ranks_steps_and_names(path: str, says: Any) -> None:
+    found = place_of(path)
+    assert (dict(found.ranks), found.step) == says[:2]
+    assert found.name == says[2] or path.startswith(("dump_1", "x/"))
+    assert found.name.endswith(says[2].rpartition(".")[2])
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("t h[tp] d", (Division("tp", 1),)),
+        ("t (h*d)[tp]", (Division("tp", 1),)),
+        ("b s[cp:zigzag,sp] h", (Division("cp", 1, "zigzag"), Division("sp", 1))),
+        (
+            "b s(cp,zigzag) h(tp,partial)",
+            (Division("cp", 1, "zigzag"), Division("tp", 2, "partial")),
+        ),
+        ("t h[tp:partial] # what follows is a remark", (Division("tp", 1, "partial"),)),
+        ("t h", ()),
+    ],
+)
+def test_dims_say_what_is_divided(text: str, says: Any) -> None:
+    assert parse_dims(text, "x") == says
+
+
+def through(change: Callable[[Any], Any], roles: tuple[str, ...]) -> Any:
+    """Return an engine whose products of some roles are changed: `change` gets (x) or gives (y)."""
+
+    def linear(op: Any, x: Any, w: Any, *rest: Any) -> Any:
+        at = role_of(w.key)
+        if at in roles and at in SUMS:
+            return op(change(x), w, *rest)
+        y = op(x, w, *rest)
+        return change(y) if at in roles else y
+
+    return lambda: broken("linear", linear)
+
+
+def exchanged(x: Any) -> Any:
+    """Return both ranks' columns in each other's place."""
+    return np.concatenate(np.split(x, 2, -1)[::-1], -1)
+
+
+def doubled(x: Any) -> Any:
+    """Return the first rank's columns in both places."""
+    return np.concatenate(np.split(x, 2, -1)[:1] * 2, -1)
+
+
+def lost(x: Any) -> Any:
+    """Return the second rank's columns as zeros: its sum did not arrive."""
+    first, second = np.split(x, 2, -1)
+    return np.concatenate([first, 0 * second], -1)
+
+
+WRONG: dict[str, tuple[Any, tuple[str, ...], str, str]] = {
+    # what an engine on two ranks gets wrong -> change, roles, the cause, where it is
+    "query shards": (exchanged, ("attn_q",), "shard_order", "attn_q"),
+    "all of qkv": (exchanged, ("attn_q", "attn_k", "attn_v"), "shard_order", "attn_v"),
+    "gate twice": (doubled, ("ffn_gate",), "shard_order", "ffn_gate"),
+    "columns of o": (exchanged, ("attn_output",), "shard_order", "attn_output"),
+    "columns of down": (exchanged, ("ffn_down",), "shard_order", "ffn_down"),
+    "all-reduce of o": (lost, ("attn_output",), "tensor_parallel", "attn_output"),
+    "all-reduce of down": (lost, ("ffn_down",), "tensor_parallel", "ffn_down"),
+}
+
+
+def two_ranks(folder: Path, found: dict[str, Any], change: Any = None) -> Path:
+    """Write modules' outputs as two tensor-parallel ranks; `change` alters those of the second."""
+    for rank in range(2):
+        mine = {
+            name: change(name, value) if change and rank else value for name, value in found.items()
+        }
+        place = folder / f"TP{rank}"
+        place.mkdir(parents=True)
+        torch.save({**WHOLE, **state(mine, of_rank(rank, 2))}, place / "Pass0.pt")
+    return folder
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_share_is_the_cause(fault: str, tmp_path: Path) -> None:
+    change, roles, cause, where = WRONG[fault]
+    folder = two_ranks(tmp_path / "d", written(backend=through(change, roles)))
+    done = aprfmt("diagnose", tiny_folder("llama"), folder, "--json")
+    assert done.code == 1, done.out
+    causes = [(one["cause"], one["level"]) for one in done.json["causes"]]
+    assert causes == [(cause, "confirmed")], done.json["causes"]
+    assert where in str(done.json["causes"][0]["where"])
+
+
+def test_a_sound_dump_of_two_ranks_is_the_same(tmp_path: Path) -> None:
+    done = aprfmt("diagnose", tiny_folder("llama"), two_ranks(tmp_path / "d", written()), "--json")
+    assert done.code == 0 and done.json["verdict"] == "same" and not done.json["not_compared"]
+
+
+def _of_one(name: str) -> Callable[[str, Any], Any]:
+    return lambda at, value: (value[0] * 1.3, value[1]) if at == name else value
+
+
+UNLIKE: dict[str, Callable[[str, Any], Any]] = {
+    "a norm": _of_one("model.layers.1.post_attention_layernorm"),
+    "the end": lambda at, value: (
+        tuple(one * 0.9 for one in value)
+        if at in ("model.layers.2", "model.norm")
+        else value * 0.9
+        if at == "model.layers.2.mlp.down_proj"
+        else value
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", UNLIKE)
+def test_ranks_that_differ_are_never_the_same(fault: str, tmp_path: Path) -> None:
+    """The first rank agrees with the model; the second does not."""
+    folder = two_ranks(tmp_path / "d", written(), UNLIKE[fault])
+    done = aprfmt("diagnose", tiny_folder("llama"), folder, "--json")
+    assert done.code == 1 and done.json["causes"][0]["cause"] == "ranks_differ"
+    assert done.json["causes"][0]["level"] == "located"
+    mapped = aprfmt("trace", tiny_folder("llama"), "--map", folder, "--json")
+    assert mapped.code == 1
+    with opened(folder) as trace:
+        assert compare_traces(trace, trace).pronounced.exit == 1
+
+
+def test_a_buffer_that_was_overwritten_is_seen(tmp_path: Path) -> None:
+    """The next norm ran in place: hidden holds its result, residual the whole stream."""
+    found, right = written(), own_of()
+    for n in range(2):
+        found[f"model.layers.{n}"] = right[f"L{n + 1}.attn_norm"], right[f"L{n}.out"]
+    with opened(two_ranks(tmp_path / "d", found)) as trace:
+        assert "out" in equal_points(trace, right, 29)
+        assert any("wrote into the buffer" in note for note in trace.run["dump"]["notes"])
+
+
+def test_sums_before_their_all_reduce_are_added(tmp_path: Path) -> None:
+    """SGLang joins the all-reduce with the next norm: o_proj then gives a rank's part of it."""
+    found = written()
+    folder = tmp_path / "d"
+    for rank in range(2):
+        mine = {
+            name: value * (0.3, 0.7)[rank] if name.endswith("o_proj") else value
+            for name, value in found.items()
+        }
+        (folder / f"TP{rank}").mkdir(parents=True)
+        torch.save({**WHOLE, **state(mine, of_rank(rank, 2))}, folder / f"TP{rank}" / "Pass0.pt")
+    with opened(folder) as trace:
+        assert "attn_out" in equal_points(trace, own_of(), 29)
+        assert not trace.run["dump"]["unequal"]
+
+
+def test_the_first_token_that_differs_is_named_with_its_pass(tmp_path: Path) -> None:
+    """From the second decode step on, key heads of layer 1 are off."""
+    right = own_of()
+    off = {key: np.array(value) for key, value in right.items()}
+    off["L1.k"][26:] *= 1.5
+    reference = tmp_path / "right.safetensors"
+    cuts = [(0, 25), (25, 26), (26, 27), (27, 29)]
+    found = modules(off)
+    hook_passes(
+        tmp_path / "d" / "TP0_PP0_Rank0_pid1",
+        [
+            (
+                batch(IDS[a:b], range(a, b), [b]),
+                state({name: rows(value, range(a, b)) for name, value in found.items()}),
+            )
+            for a, b in cuts
+        ],
+    )
+    model = tiny_folder("llama")
+    aprfmt(
+        "trace",
+        model,
+        "--payload",
+        "--points",
+        "all",
+        "--ids",
+        ",".join(map(str, IDS)),
+        "--save",
+        reference,
+    )
+    done = aprfmt("trace", model, "--map", tmp_path / "d", "--reference", reference, "--json")
+    assert done.code == 1
+    first = done.json["reference"]["first_token"]
+    assert (first["position"], first["key"], first["dump_pass"]) == (26, "L1.k", 2)
+    told = aprfmt("diagnose", model, tmp_path / "d", "--json")
+    assert told.json["facts"]["first_token"]["position"] == 26
+
+
+def test_the_ratio_of_three_tensors() -> None:
+    """1 for rounding of the same kind, larger for more than rounding, 0 for no difference."""
+    exact = np.linspace(1, 2, 8)
+    known = {"logits": exact}
+
+    def trace(values: Any) -> Trace:
+        record = Record("logits", -1, (1, 8), (0,), "float32", None, "cpu", None)
+        return Trace({}, {"logits": record}, fetch=lambda key: np.reshape(values, (1, 8)))
+
+    runs = [trace(known["logits"] + one) for one in (0.002, 0.0, 0.001)]
+    assert rounding_ratios(["logits"], runs[0], runs[1], runs[2])["logits"] == pytest.approx(2)
+    assert rounding_ratios(["logits"], runs[1], runs[1], runs[2])["logits"] == 0
+    assert rounding_ratios(["logits"], runs[0], runs[1], runs[1])["logits"] == np.inf

@@ -1,0 +1,164 @@
+"""Gradients with one mistake each, and gradients that are right, beside those computed here."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.model import open_model
+from aprfmt.training.parameters import pair_parameters
+from aprfmt.training.report import StepReport
+from aprfmt.training.step import BatchNumbers, explain_step
+from tests.training.steps import (
+    DOWN,
+    HEAD,
+    Q1,
+    Values,
+    gradients,
+    rounded,
+    save,
+    save_arrays,
+    weights,
+)
+
+ALL = 21
+K0, O1 = "model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.o_proj.weight"
+
+
+@dataclass
+class Computed:
+    """Gradients as `aprfmt.inference` gives them, from a list that is known."""
+
+    values: Values
+    names: dict[str, str]  # role key -> stored name
+    loss: float = 3.5
+    how: str = "torch:cpu:float64"
+
+    @cached_property
+    def keys(self) -> Collection[str]:
+        """The roles."""
+        return tuple(self.names)
+
+    def gradient(self, key: str) -> NDArray[Any]:
+        """Return one of them, float64."""
+        return self.values[self.names[key]].astype(np.float64)
+
+
+@dataclass(frozen=True)
+class GradientFault:
+    """A mistake: what makes the trainer's gradients of the right ones, and what it is called."""
+
+    name: str
+    cause: str
+    make: Callable[[Values], Values]
+    tensors: int = ALL
+    level: str = "confirmed"
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What else is said of the batch, by its numbers."""
+
+    facts: BatchNumbers = field(
+        default_factory=lambda: BatchNumbers({"labels / samples": 7.0}, frozenset(range(30)))
+    )
+
+
+SIZE = 100.0  # of all gradients: their norm is then above what trainers clip to
+
+
+def right_gradients() -> Values:
+    """Return the gradients that are computed here."""
+    return {name: g * np.float32(SIZE) for name, g in gradients(1).items()}
+
+
+def report_of(
+    folder: Path,
+    given: Values,
+    encoding: str = "F32",
+    right: Values | None = None,
+    trained_in: str | None = None,
+) -> StepReport:
+    """Return what is said of gradients that a trainer gave for the tiny model.
+
+    `right` are those of a model whose head is the table of tokens.
+    """
+    folder.mkdir(exist_ok=True)
+    before = save(folder / "before", weights(), encoding, tied=right is not None)
+    with open_model(before) as model:
+        names = {row.key: row.names[0] for row in pair_parameters(model, None).rows}
+    grads = save_arrays(folder / "grads.npz", given)
+    computed = Computed(right_gradients() if right is None else right, names)
+    return explain_step(
+        before, grads=(grads,), computed=computed, facts=Setting().facts, trained_in=trained_in
+    )
+
+
+def times(factor: float, *names: str) -> Callable[[Values], Values]:
+    """Return what scales some gradients, all where none is named."""
+    return lambda g: {n: v * (factor if not names or n in names else 1.0) for n, v in g.items()}
+
+
+def with_one(
+    name: str, change: Callable[[NDArray[Any]], NDArray[Any]]
+) -> Callable[[Values], Values]:
+    """Return what changes one gradient."""
+    return lambda g: g | {name: np.ascontiguousarray(change(g[name].copy()))}
+
+
+def without_head(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a gradient whose third head has none."""
+    values[32:48] = 0
+    return values
+
+
+def without_columns(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a gradient of the attention's output whose second head has none."""
+    values[:, 16:32] = 0
+    return values
+
+
+def without_some(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a gradient whose first rows have none."""
+    values[:3] = 0
+    return values
+
+
+def noisy(share: float) -> Callable[[Values], Values]:
+    """Return what adds rounding to every gradient."""
+
+    def add(g: Values) -> Values:
+        rng = np.random.default_rng(7)
+        return {n: (v * (1 + rng.normal(0, share, v.shape))).astype(np.float32)
+                for n, v in g.items()}  # fmt: skip
+
+    return add
+
+
+GRADIENT_FAULTS = (
+    GradientFault("zero", "gradient_zero", with_one(Q1, np.zeros_like), 1),
+    GradientFault("sign", "gradient_sign", times(-1.0)),
+    GradientFault("accumulation", "gradient_factor", times(0.25), says="1/4"),
+    GradientFault("loss scale", "gradient_factor", times(65536.0), says="loss scale"),
+    GradientFault("samples for labels", "gradient_factor", times(7.0), says="labels / samples"),
+    GradientFault("one layer", "gradient_factor", times(0.5, K0, DOWN), 2, says="1/2"),
+    GradientFault("transposed", "gradient_transposed", with_one(DOWN, lambda g: g.T), 1),
+    GradientFault("a head", "gradient_part", with_one(Q1, without_head), 1, says="head 2: none"),
+    GradientFault("a head of the output", "gradient_part", with_one(O1, without_columns), 1),
+    GradientFault("rows", "gradient_rows", with_one(HEAD, without_some), 1),
+    GradientFault("another order", "", with_one(Q1, lambda g: g[::-1]), 1, "located"),
+)
+GRADIENT_INNOCENTS: dict[str, tuple[Callable[[Values], Values], str]] = {
+    "as computed": (lambda g: g, "F32"),
+    "float32": (noisy(1e-5), "F32"),
+    "bfloat16": (noisy(1e-2), "BF16"),
+    "saved in bfloat16": (lambda g: {n: rounded(v) for n, v in g.items()}, "F32"),
+    "after clipping to 1": (
+        lambda g: times(1.0 / float(np.sqrt(sum(np.square(v.astype(np.float64)).sum()
+                                                for v in g.values()))))(g), "F32"),
+}  # fmt: skip
