@@ -138,7 +138,7 @@ class LayerFacts:
 # What mixes tokens in place of attention -> the hyperparameter that says in which layers.
 RECURRENCES: Mapping[str, str] = {
     "gated_delta": "delta_layers", "short_conv": "conv_layers",
-    "mamba": "ssm_layers", "mamba2": "ssm_layers",
+    "mamba": "ssm_layers", "mamba2": "ssm_layers", "lightning": "lightning_layers",
 }  # fmt: skip
 
 
@@ -168,6 +168,7 @@ def placement(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
 def unscaled(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     """Say whether a block's output is added to the stream without a factor."""
     plain = block.multipliers == "none" and float(hp["residual_scale"]) == 1
+    plain = plain and block.residual == "stream"
     return placement(block, hp, layer) in ("pre", "after") and plain
 
 
@@ -337,7 +338,7 @@ def ended(place: LayerFacts) -> str:
         return HERE
     results = {
         "gated_delta": "delta_norm", "short_conv": "conv_gated",
-        "mamba": "ssm_gated", "mamba2": "ssm_gated",
+        "mamba": "ssm_gated", "mamba2": "ssm_gated", "lightning": "lightning_gated",
     }  # fmt: skip
     return results[mixer(place.block, place.hp, place.layer)]
 
@@ -358,6 +359,7 @@ def sum_of_mixers(place: LayerFacts) -> str:
 
 
 DELTA = mixed_by("gated_delta")
+LIGHTNING = mixed_by("lightning")
 SHORT_CONV = mixed_by("short_conv")
 CONV = mixed_by("gated_delta", "short_conv", "mamba", "mamba2")
 SSM = mixed_by("mamba", "mamba2")

@@ -210,6 +210,14 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     }),
     "qwen3_5": ("Qwen3_5", LLAMA | DELTA | {"full_attention_interval": 2}),
     "olmo_hybrid": ("OlmoHybrid", LLAMA | OLMO_HYBRID),
+    "minimax": ("MiniMax", LLAMA | {
+        "num_hidden_layers": 4, "head_dim": 10, "num_local_experts": 4, "intermediate_size": 40,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention",
+                        "linear_attention"],
+        "block_size": 11, "full_attn_alpha_factor": 1.3, "full_attn_beta_factor": 0.7,
+        "linear_attn_alpha_factor": 1.2, "linear_attn_beta_factor": 0.8, "mlp_alpha_factor": 0.9,
+        "mlp_beta_factor": 1.1,
+    }),
     "lfm2": ("Lfm2", LFM2 | {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3}),
     "lfm2_moe": ("Lfm2Moe", LFM2 | MOE | {"num_dense_layers": 1, "routed_scaling_factor": 1.7}),
     "lfm3": ("Lfm3", LFM3),
@@ -489,6 +497,7 @@ EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 WITHOUT_GGUF = (
     "lfm3",
     "olmo_hybrid",
+    "minimax",
     "opt",
     "opt_350m",
     "apertus",

@@ -91,6 +91,7 @@ ROWS: Mapping[str, ArchRow] = {
         module="hunyuan",
     ),
     "glm4_moe": _row("glm4_moe Glm4MoeForCausalLM", "glm4moe", "glm4_moe glm4moe"),
+    "minimax": _row("minimax MiniMaxForCausalLM", ""),
     "minimax_m2": _row("minimax_m2 MiniMaxM2ForCausalLM", "minimax-m2", "minimax_m2 minimax-m2"),
     "ernie4_5_moe": _row(
         "ernie4_5_moe Ernie4_5_MoeForCausalLM", "ernie4_5-moe", module="ernie_moe"

@@ -44,12 +44,15 @@ class BlockSpec:
     v3.2; interleaved: glm-5). recurrence: what mixes tokens in
     place of attention, in `delta_layers` (gated_delta), `conv_layers` (short_conv: lfm2) or
     `ssm_layers`
-    (mamba: a rate for each number of state; mamba2: heads). recurrence_place: in place of attention
-    (instead), or at its side: their outputs are added (beside: falcon_h1). halves: a layer is a
-    mixer and an MLP behind a norm each (both), or one of the two behind the only norm (one: mamba,
-    nemotron_h). ssm_norms: norms on a mamba's time step, B and C: none, RMS without a weight
-    (plain: falcon_mamba) or with one (weighted: jamba). multipliers: inputs and outputs of
-    projections have factors of their own (projections: falcon_h1).
+    (mamba: a rate for each number of state; mamba2: heads) or `lightning_layers` (lightning:
+    linear attention that decays by head: minimax). residual: the stream itself goes on behind a
+    half, or the norm before it, and both sums have factors (norm: minimax).
+    recurrence_place: in place of attention (instead), or at its side: their outputs are added
+    (beside: falcon_h1). halves: a layer is a mixer and an MLP behind a norm each (both), or one of
+    the two behind the only norm (one: mamba, nemotron_h). ssm_norms: norms on a mamba's time step,
+    B and C: none, RMS without a weight (plain: falcon_mamba) or with one (weighted: jamba).
+    multipliers: inputs and outputs of projections have factors of their own (projections:
+    falcon_h1).
 
     Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
     scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
@@ -87,7 +90,10 @@ class BlockSpec:
     experts: Literal["instead", "parallel"] = "instead"
     streams: Literal["one", "altup"] = "one"
     layer_scale: bool = False
-    recurrence: Literal["none", "gated_delta", "short_conv", "mamba", "mamba2"] = "none"
+    residual: Literal["stream", "norm"] = "stream"
+    recurrence: Literal["none", "gated_delta", "short_conv", "mamba", "mamba2", "lightning"] = (
+        "none"
+    )
     recurrence_place: Literal["instead", "beside"] = "instead"
     halves: Literal["both", "one"] = "both"
     ssm_norms: Literal["none", "plain", "weighted"] = "none"

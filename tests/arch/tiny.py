@@ -208,6 +208,14 @@ TINY: tuple[Tiny, ...] = (
         "topk_group": 2, "moe_intermediate_size": 20, "attention_bias": True,
         "first_k_dense_replace": 2, "norm_topk_prob": False, "tie_word_embeddings": True,
     }),
+    Tiny("minimax", "minimax", "plain", {
+        "head_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 3,
+    }),
+    Tiny("minimax", "minimax", "scaled", {
+        "num_local_experts": 5, "sliding_window": 9, "linear_attn_alpha_factor": 1.5,
+        "full_attn_beta_factor": 2, "mlp_alpha_factor": 0.5, "tie_word_embeddings": True,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    }),
     Tiny("minimax_m2", "minimax_m2", "plain", {
         "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,

@@ -54,6 +54,8 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.q_b_proj": (("q",), ""),
     r"self_attn\.kv_a_proj_with_mqa": (("kv_a",), ""),
     r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
+    r"self_attn\.output_gate": (("lightning_gate",), ""),
+    r"self_attn\.norm": (("lightning_norm",), "lightning"),
     r"self_attn\.indexer\.wq_b": (("index_q",), ""),
     r"self_attn\.indexer\.k_norm": (("index_k",), ""),
     r"self_attn\.indexer\.weights_proj": (("index_w",), ""),
@@ -191,6 +193,8 @@ def everything_float64(model: Any) -> Iterator[None]:
     for module in model.modules():
         if hasattr(module, "mup_vector"):  # falcon_h1's factors are made in float32
             module.mup_vector = _factors(model.config)
+        if hasattr(module, "get_slope_rate"):  # minimax's slopes and what follows from them
+            _slopes_in_float64(module)
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale.fill_(module.scalar_embed_scale)
         for name, value in _kept_factors(config).items():
@@ -212,6 +216,20 @@ def everything_float64(model: Any) -> Iterator[None]:
             code.bloom_gelu_forward = gelu
         torch.float32, torch.float = saved[:2]
         torch.Tensor.float = saved[2]  # type: ignore[method-assign]
+
+
+def _slopes_in_float64(module: Any) -> None:
+    """Make a lightning attention's buffers of decays anew in float64."""
+    saved = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        slopes = module.get_slope_rate().double()
+        made = (slopes, *module.decay_factors(slopes))
+    finally:
+        torch.set_default_dtype(saved)
+    names = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+    for name, value in zip(names, made, strict=True):
+        getattr(module, name).copy_(value)
 
 
 def _kept_factors(cfg: Any) -> dict[str, float]:
@@ -509,6 +527,12 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             attends = name.startswith("self_attn")
             keep(prefix + ("attn_sum" if attends else "ffn_sum"), args[0])
             keep(prefix + ("mid" if attends else "out"), out)
+            return
+        if cfg.model_type == "minimax" and name in ("self_attn.qkv_proj", "self_attn.out_proj"):
+            joins = name.endswith("qkv_proj")
+            keep(prefix + ("lightning_qkv" if joins else "attn_out"), out)
+            if not joins:
+                keep(prefix + "lightning_gated", args[0])
             return
         if name == "self_attn.indexer":
             _indexed(found, prefix, out)

@@ -53,6 +53,9 @@ ADDITIONAL = {
     "gemma4": {"v_norm"},
     "gemma4_unified": {"v_norm"},
     "deepseek_v32": INDEXER,
+    "minimax": {
+        "lightning_qkv", "lightning_gate", "lightning", "lightning_norm", "lightning_gated",
+    },
     "glm_moe_dsa": INDEXER,
     "lfm3": {"attn_gate", "attn_contrib", "ffn_contrib", "conv", "conv_gated"},
 }  # fmt: skip
@@ -88,7 +91,7 @@ SCANNED = {
 
 # Mixed by delta nets, which transformers computes in float32 whatever the model's dtype.
 # Scores as large as they come, whose softmax transformers computes in float32.
-UNSCALED = ("gemma3n", "gemma4")
+UNSCALED = ("gemma3n", "gemma4", "minimax")  # of minimax the decays are float32
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
 
 
