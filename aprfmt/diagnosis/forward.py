@@ -109,7 +109,7 @@ def _finding(label: str, divergence: Divergence) -> Finding:
         change.values,
         label,
         tuple(other.change.cause for other in divergence.others),
-        proof=answer.agreement.proof(change),
+        proof=None if change.unknown else answer.agreement.proof(change),
     )
 
 

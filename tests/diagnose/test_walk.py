@@ -180,6 +180,9 @@ def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> N
     (found,) = diagnose(str(good), str(other)).findings
     assert (found.cause, found.certainty, found.share) == ("capture_point", "located", 0.0)
     assert "q: other values" in found.says
+    (found,) = diagnose(str(folder), str(other)).findings
+    assert (found.cause, found.certainty) == ("capture_point", "located")
+    assert "q is other values" in found.says
 
 
 # --- tokens --------------------------------------------------------------------------------------
