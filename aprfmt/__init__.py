@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
     from aprfmt.recovery import Repair
+    from aprfmt.training.report import StepReport
 
 __all__ = [
     "__version__", "convert", "diagnose", "diff", "eval", "hash", "open", "parity", "qa", "repair",
-    "run", "scan", "set", "trace", "validate",
+    "run", "scan", "set", "step", "trace", "validate",
 ]  # fmt: skip
 
 
@@ -247,6 +248,28 @@ def set(
     from aprfmt.api import set_metadata
 
     return set_metadata(model, output, values, remove=remove, force=force, verify=verify)
+
+
+def step(
+    model: "Path | str", *, after: "Path | str | None" = None,
+    adapter: "Path | str | None" = None, grads: "Sequence[Path | str]" = (),
+    optimizer: str | None = None, optimizer_state: "Path | str | None" = None,
+    arch: str | None = None,
+) -> "StepReport":  # fmt: skip
+    """Return what a training step did to the weights, and whether it is what its optimizer makes.
+
+    `model` is the checkpoint before the step and `after` the one after it; with `adapter` they are
+    the base and the adapters. `grads` are the step's gradients as files, `optimizer` is
+    `adamw:lr=2e-4,wd=0.1,step=1`, `optimizer_state` what the trainer saved of it. The result has
+    `.exit_code`, `.tensors`, `.causes`, `.norms` and `.to_json()`. Raises UsageError where a file
+    is of another model, or where there is nothing to compare.
+    """
+    from aprfmt.training.step import explain_step
+
+    return explain_step(
+        model, after=after, adapter=adapter, grads=grads, optimizer=optimizer,
+        optimizer_state=optimizer_state, arch=arch,
+    )  # fmt: skip
 
 
 def trace(model: "Path | str", **options: "Unpack[TraceOptions]") -> "Trace":

@@ -10,7 +10,7 @@ import click
 
 from aprfmt.cli import convert_show, options, render, shell_completion
 from aprfmt.cli.convert_run import convert_with_warnings
-from aprfmt.errors import AprfmtError, UsageError
+from aprfmt.errors import AprfmtError, CodecError, FormatError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.conversion import edits
@@ -38,6 +38,21 @@ def complete_interrupted(model: Path) -> None:
         folder = folder if folder.is_dir() else folder.parent
         if folder.is_dir():
             complete_patches(folder)
+
+
+def open_described(model: Path, in_place: bool) -> "Model":
+    """Open a model; one whose weights do not decode as config.json says too, to change that.
+
+    Raises CodecError where a copy is asked for, which would need the weights.
+    """
+    from aprfmt.model import open_model
+
+    try:
+        return open_model(model)
+    except CodecError as error:
+        if in_place:
+            return open_model(model, damaged=True)
+        raise CodecError(f"{error}; --in-place changes the text files alone") from None
 
 
 def change_in_place(opened: "Model", request: "EditRequest") -> tuple[dict[str, object], int]:
@@ -226,8 +241,10 @@ def command(
         raise UsageError("give -o OUTPUT for a copy, or --in-place, one of them")
     if in_place:
         complete_interrupted(model)
-    with open_model(model) as opened:
+    with open_described(model, in_place) as opened:
         asked = parse_edits(opened, changes, remove, output or opened.source.files[0])
+        if opened.damage and asked.keys:
+            raise FormatError(f"{model}: {opened.damage[0].text}; only its text files are changed")
         before = edits.read_values(opened, asked.keys)
         resolved = read_problem(opened) is None
         doubtful = check_stated_values(opened, asked.template) if resolved else {}

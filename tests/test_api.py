@@ -142,6 +142,7 @@ def test_the_public_names_are_these() -> None:
         "run",
         "scan",
         "set",
+        "step",
         "trace",
         "validate",
     }

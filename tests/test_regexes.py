@@ -1,16 +1,19 @@
 """Patterns out of files match what Python's engine matches, and never take long."""
 
 import re
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.base.bounded_regex import MOST, _Matcher, _single, matches_start
+from aprfmt.base import bounded_regex
+from aprfmt.base.bounded_regex import MOST, matches_start
 from aprfmt.errors import CodecError
 
-_ATOMS = ["a", "b", "c", ".", "[ab]", "[^a]", r"[\d.]", r"\.", r"\d", r"\w", r"[^\s]", "(a|b)",
-          "(ab|a)", "(?:a|)", "(?=a)", "(?!b)", "^", "$", r"\b", r"\B", r"\Z"]  # fmt: skip
+_ATOMS = (
+    r"a b c . [ab] [.] [:.] [^a] [\d.] \. \d \w [^\s] (a|b) (ab|a) (?:a|) (?=a) (?!b) ^ $ \b \B \Z"
+).split()
 _FIXED = ("^", "$", r"\b", r"\B", r"\Z", "(?=a)", "(?!b)")
 _TIMES = ["", "", "*", "+", "?", "{1,2}", "*?", "{2}"]
 
@@ -27,27 +30,49 @@ def patterns(draw: st.DrawFn) -> str:
     return pattern
 
 
-@given(patterns(), st.text("abc.1\n", max_size=7))
+@given(patterns(), st.text("abc.1\n", min_size=1, max_size=7))
 def test_as_pythons_own_engine(pattern: str, name: str) -> None:
     expected = re.compile(pattern).match(name) is not None
     assert matches_start(pattern, name) is expected
-    tree = re._parser.parse(pattern).data  # type: ignore[attr-defined]
-    assert bool(_Matcher(name).sequence(tree, [0])) is expected  # whichever engine was taken
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "((a|a)*)*c", ".*a.*a.*a.*a.*a.*c", "(a*a*)*b"])
-def test_what_pythons_engine_never_ends_with_ends(pattern: str) -> None:
-    assert not matches_start(pattern, "a" * 240 + "d")
+def test_what_pythons_engine_never_ends_with_ends(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, or says that it takes too long."""
+    monkeypatch.setattr(bounded_regex, "SECONDS", 0.2)
+    bounded_regex._compiled.cache_clear()
+    for name in ("a" * 240 + "d", "a" * 240 + "c" + "d"):
+        with suppress(CodecError):
+            assert matches_start(pattern, name) is (pattern.endswith("c") and "c" in name)
+
+
+def test_a_pattern_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_regex, "SECONDS", 0.05)
+    bounded_regex._compiled.cache_clear()
+    with pytest.raises(CodecError, match="takes longer than 0 s on a name of 241 characters"):
+        matches_start("(?:a|aa|[ab]a)*[bd][cd]$", "a" * 240 + "d")
 
 
 @pytest.mark.parametrize(
     ("pattern", "says"),
-    [("(", "no regular expression"), ("(?i)a", "sets flags"), (r"(a)\1", "groupref"),
-     ("(?<=a)b", "assert"), ("a{2,1000}", "more than 64"), ("a" * (MOST + 1), "at most")],
+    [("(", "no regular expression"), ("a" * (MOST + 1), "at most"), ("(((a{64}){64}){64})", "4096"),
+     (r"\\p{L}", "no count"), ("(?:ab){e<=1}", "no count"), ("[[:alpha:]]", "by name"),
+     ("a{5000}", "over 4096")],
 )  # fmt: skip
 def test_what_is_not_read_is_said(pattern: str, says: str) -> None:
     with pytest.raises(CodecError, match=says):
         matches_start(pattern, "a")
+
+
+_READ = (r"(a)\1", "(?i)A", "(?<!b)a", r"a\{1", "a{,3}b", "a{2,}", "[.:]?a", "[=.]?b")
+
+
+@pytest.mark.parametrize("pattern", _READ)
+@pytest.mark.parametrize("name", ["aab", "a{1", "A", "b"])
+def test_what_python_reads_is_read(pattern: str, name: str) -> None:
+    assert matches_start(pattern, name) is (re.match(pattern, name) is not None)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +80,7 @@ def test_what_is_not_read_is_said(pattern: str, says: str) -> None:
     [r"[\d]", r"[^\d]", r"[\s_]", r"[^\w-]", r"[a-f\D]", "[^a-f]", "[xz]", "x", "[^x]", "."],
 )
 def test_one_character_as_pythons_own_engine(pattern: str) -> None:
-    node = re._parser.parse(pattern).data[0]  # type: ignore[attr-defined]
-    for char in "".join(map(chr, range(128))) + "é٣\u2028":
-        assert _single(node)(char) is (re.fullmatch(pattern, char) is not None), repr(char)
+    ours = [chr(code) for code in range(128) if not 0x1C <= code <= 0x1F]  # see the module
+    for char in [*ours, "é", "٣", "\u2028"]:
+        expected = re.fullmatch(pattern, char) is not None
+        assert matches_start(rf"{pattern}\Z", char) is expected, repr(char)

@@ -16,9 +16,9 @@ CAUSE_ROWS = (
         "an operation that divides by nothing.",
         "A value of one side that is not finite, in a tensor or at a capture point; index and "
         "count are said.",
-        "All other values of the tensor or point are equal, or within its bound.",
-        next="look",
-        most="located",
+        "All other values of the tensor or point are equal, or within its bound; or a detour by "
+        "another type gives just these.",
+        next="stored",
     ),
     Cause(
         "tensor_names", "tensor", "bug",

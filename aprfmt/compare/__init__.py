@@ -18,6 +18,7 @@ from aprfmt.measure.prefetch import Beforehand
 from aprfmt.measure.records import FieldDiff, Image, TensorDiff
 from aprfmt.measure.texts import SideVerdicts, beside, generation, lacking_tokenizer, template_lines
 from aprfmt.model import Model, open_model
+from aprfmt.model.engine_state import is_engine_state, open_engine_state
 from aprfmt.model.ledger import Kind, NotCompared, ledger, not_compared
 from aprfmt.model.relations import of_file
 
@@ -65,9 +66,15 @@ def diff(
     is wrong with the files.
     """
     with ExitStack() as opened:
-        first, second = (
-            opened.enter_context(open_model(path, arch=arch, damaged=True)) for path in (a, b)
+        first = opened.enter_context(open_model(a, arch=arch, damaged=True))
+        held = isinstance(b, Path) and is_engine_state(b)
+        second = opened.enter_context(
+            open_engine_state(b, first)
+            if held and isinstance(b, Path)
+            else open_model(b, arch=arch, damaged=True)
         )
+        if held:  # an engine's weights have no configuration and no tokenizer of their own
+            only = ("tensors",) if only is None else only
         oracle = None
         if base is not None:
             from aprfmt.measure.requantization import open_oracle
@@ -161,7 +168,7 @@ def diff_models(
          if row.explanation is not None and (side := pair.b or pair.a) is not None},
         b.metadata.get("general.file_type"),
         own_values(b),
-        tuple(each for each in dict.fromkeys(one.cause for one in found) if own_part(each, b)),
+        tuple(each for each in dict.fromkeys(one.cause for one in found) if own_part(each, a, b)),
         tuple(not_tried),
     )  # fmt: skip
 

@@ -104,7 +104,8 @@ class DiffReport(Tabular):
             for one in self.relations
         ]
         for one in self.findings:
-            mends = written_anew(one.cause, one.confirmed) and CAUSES[one.cause].verdict == "bug"
+            mends = written_anew(one.cause, one.confirmed, one.values)
+            mends = mends and CAUSES[one.cause].verdict == "bug"
             mends = mends and one.cause not in self.own_parts
             command = self._own_key(one.cause) or (self._anew if mends else "")
             rows.append(replace(one, where=one.keys, next=command).named(self.stored))

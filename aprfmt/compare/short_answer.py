@@ -59,13 +59,14 @@ def cause_lines(
 
 def short_answer(
     headline: Line, causes: Sequence[NamedCause], *, first_said: bool, others: Sequence[Line] = (),
-    left: Sequence[str] = (), unrun: Sequence[str] = (), commands: Sequence[str] = (),
-    names: int = NAMED,
+    left: Sequence[str] = (), unrun: Sequence[str] = (), unmended: str = "",
+    commands: Sequence[str] = (), names: int = NAMED,
 ) -> list[Line]:  # fmt: skip
     """Return at most LINES lines.
 
     `others` are differences that are no causes, a line each; `left` is what was not compared, in
-    words, `unrun` what was compared by its values alone, and no pass reached. What does not fit is
+    words, `unrun` what was compared by its values alone, and no pass reached, `unmended` the
+    sentence about what no command mends. What does not fit is
     counted: the verdict, the first cause, what was not compared and the commands always do.
     """
     end: list[Line] = []
@@ -73,6 +74,7 @@ def short_answer(
         if rows:
             more = f"; {len(rows) - 1} more (-v)" if len(rows) > 1 else ""
             end.append((f"{title}: {rows[0]}{more}", "warn"))
+    end += [(unmended, "warn")] if unmended else []
     end += [(f"next: {text}", "head") for text in commands[:COMMANDS]]
     if len(commands) > COMMANDS:
         end.append((f"      ... {len(commands) - COMMANDS} more commands (-v)", "dim"))

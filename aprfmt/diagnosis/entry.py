@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 
 from aprfmt.arch import check_arch
 from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.packing import examine
+from aprfmt.diagnosis.packing_keys import mending_key
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.stored_names import compare_by_name
@@ -100,8 +102,10 @@ def _unpacked(
     for good, bad, label in ((first, second, "B"), (second, first, "A")):
         told = None if good.damage else examine(good, bad, label)
         if told is not None:
+            found = [replace(one, next=mending_key(good, bad, one) if label == "B" else "")
+                     for one in told.findings]  # fmt: skip
             return Diagnosis(
-                a, b, tuple(told.findings),
+                a, b, tuple(found),
                 (Evidence("tensor", str(error)), *told.evidence),
                 ("tensors: packed weights that do not decode",),
                 (f"{label} does not open, so nothing else",

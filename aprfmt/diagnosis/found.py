@@ -219,6 +219,27 @@ class Diagnosis(Tabular):
         return tuple(dict.fromkeys(row.next for row in self.findings if row.next))
 
     @property
+    def unmended(self) -> str:
+        """What no command mends, in words; "" where one mends it, or nothing is to be mended.
+
+        Of an engine's run nothing is said: what it computes stands in no file.
+        """
+        if self.kind not in ("bug", "not_exercised"):
+            return ""
+        faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
+        left = [one for one in faults if one.named({}).remedy is None]
+        if not left or any(one.level in ("forward", "capture") for one in left):
+            return ""
+        known = all(one.certainty != "located" for one in left)
+        why = "it has to be made again by what made it" if known else (
+            "what happened to it is not known"
+        )  # fmt: skip
+        if len(left) == len(faults):
+            return f"no command mends B: {why}"
+        names = dict.fromkeys(one.cause or "the unknown cause" for one in left)
+        return f"no command mends {', '.join(names)}: {why}"
+
+    @property
     def sentence(self) -> str:
         """The verdict in a sentence."""
         lead = self.lead
@@ -303,6 +324,7 @@ class Diagnosis(Tabular):
                 side: each.to_json() for side, each in zip("ab", self.ledgers or (), strict=False)
             },
             "next": list(self.next),
+            "unmended": self.unmended,
             "a": self.a,
             "b": self.b,
             "sentence": self.sentence,

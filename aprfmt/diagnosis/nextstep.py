@@ -3,32 +3,31 @@
 A cause's row names the step; without a name it goes by the level of evidence.
 """
 
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from aprfmt.arch.value_checks import same_value
 from aprfmt.causes import CAUSES
+from aprfmt.diagnosis.configuration_keys import mending_words
 from aprfmt.diagnosis.packing_keys import mending_key
 from aprfmt.diagnosis.sides import Side
+from aprfmt.diagnosis.tokenizer_keys import own_tokens, tokenizer_words
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
+    MENDS,
     MISLABELLED,
     TRAINED,
     convert_again,
-    fixed_name,
+    joined_sets,
     matrix_encodings,
     own_part,
     own_values,
     set_values,
     written_anew,
 )
-from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 
 FOLDER = "safetensors"  # the format whose keys stand in a config.json
@@ -41,6 +40,7 @@ class StepParts:
     """What a step is made of. `length` is the number of tokens that reaches a difference, or 0.
 
     `trained` says that B is derived from A: its weights are not to be replaced by A's.
+    `differing` are the hyperparameters that make B another one.
     """
 
     a: Side
@@ -48,16 +48,12 @@ class StepParts:
     ids: Sequence[int]
     length: int = 0
     trained: bool = False
+    differing: Sequence[str] = ()
 
     @property
     def pair(self) -> str:
         """Both sides as words of a command."""
         return f"{shlex.quote(self.a.text)} {shlex.quote(self.b.text)}"
-
-    @property
-    def fixed(self) -> str:
-        """The name of a repaired copy."""
-        return fixed_name(Path(self.b.path))
 
 
 StepText = Callable[[StepParts, Finding], str]
@@ -68,7 +64,7 @@ def again(asked: StepParts, finding: Finding) -> str:
     if asked.a.kind == "trace":
         return ""
     a, b = asked.a.model, asked.b.model
-    if asked.trained or own_part(finding.cause, b):  # what B was taught stands in no other file
+    if asked.trained or own_part(finding.cause, a, b):  # what B was taught stands in no other file
         return look(asked, finding)
     if a is None or b is None:
         return convert_again(asked.a.path, asked.b.path, {}, {})
@@ -79,54 +75,21 @@ def again(asked: StepParts, finding: Finding) -> str:
 
 
 def settings(asked: StepParts, finding: Finding) -> str:
-    """Set A's values in a copy of B, where single keys hold them; else write B anew."""
+    """Set A's values in a copy of B, where keys of B hold them; else write B anew.
+
+    Where keys give all values that differ at once, one command does.
+    """
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
         return closer(asked, finding)
     if refused(a) or refused(b):
         return again(asked, finding)
-    words = [_assigned(a, b, name) for name in finding.values if name in b.hyper]
-    if not words or "" in words:
-        return again(asked, finding)
-    return set_values(asked.b.path, words)
-
-
-def _assigned(a: Model, b: Model, name: str) -> str:
-    """Return KEY=VALUE, or the option that removes a key; "" if no one key holds just this value.
-
-    A key that a folder's config.json lacks has the name that A's has.
-    """
-    row, value = b.hyper.of(name), a.hyper[name] if name in a.hyper else None
-    key = row.key
-    if b.format == FOLDER:
-        return _configured(a, b, name)
-    stored = b.metadata.get(key) if key else None
-    if stored is None or not same_value(stored, row.value):
-        return ""
-    if value is None:
-        return f"--remove {shlex.quote(key)}"
-    return shlex.quote(f"{key}={json.dumps(value, default=list)}")
-
-
-def _configured(a: Model, b: Model, name: str) -> str:
-    """Return KEY=VALUE of a folder's config.json, for a number or a flag; else ""."""
-    row, value = b.hyper.of(name), a.hyper[name] if name in a.hyper else None
-    if not isinstance(value, int | float):
-        return ""
-    stored = _at(b.config, row.key)
-    if stored is not None and same_value(stored, row.value):
-        return shlex.quote(f"{row.key}={json.dumps(value)}")
-    key = a.hyper.of(name).key
-    if a.format != FOLDER or not same_value(_at(a.config, key), value):
-        return ""
-    return shlex.quote(f"config.json:{key}={json.dumps(value)}")
-
-
-def _at(config: object, path: str) -> object:
-    """Return the value at a path of keys, None where there is none."""
-    for part in path.split("."):
-        config = config.get(part) if isinstance(config, Mapping) else None
-    return config
+    own = [name for name in finding.values if name in b.hyper]
+    for names in (dict.fromkeys((*own, *asked.differing)), own):
+        words = mending_words(a, b, list(names)) if own else []
+        if words:
+            return set_values(asked.b.path, words)
+    return again(asked, finding)
 
 
 def look(asked: StepParts, finding: Finding) -> str:
@@ -145,10 +108,10 @@ def stored(asked: StepParts, finding: Finding) -> str:
     """
     a, b = asked.a.model, asked.b.model
     if a is not None and b is not None and asked.b.kind != "trace":
-        mended = mending_key(a, b, finding, asked.fixed)
+        mended = mending_key(a, b, finding)
         if mended:
             return mended
-    anew = written_anew(finding.cause, finding.confirmed)
+    anew = written_anew(finding.cause, finding.confirmed, finding.values)
     return (again if anew else look)(asked, finding)
 
 
@@ -168,8 +131,21 @@ def closer(asked: StepParts, finding: Finding) -> str:
 
 
 def tokens(asked: StepParts, finding: Finding) -> str:
-    """Look at the tokenizers."""
-    return f"aprfmt diff {asked.pair} --only tokenizer"
+    """Set A's keys in a copy of B, or write B anew from A; without either, look at the tokenizers.
+
+    B's own tokens are not thrown away, nor are weights that were trained with them.
+    """
+    a, b = asked.a.model, asked.b.model
+    seen = f"aprfmt diff {asked.pair} --only tokenizer"
+    if a is None or b is None or finding.certainty == "located":
+        return seen
+    words = tokenizer_words(a, b, finding.where)
+    if words:
+        return set_values(asked.b.path, words)
+    if words is None:
+        return seen
+    made = "" if own_tokens(a, b) else again(asked, finding)
+    return made if made.startswith(MENDS) else seen
 
 
 def distances(asked: StepParts, finding: Finding) -> str:
@@ -205,11 +181,19 @@ LEVELS: Mapping[str, StepText] = {
 
 
 def step(asked: StepParts, finding: Finding) -> str:
-    """Return the command of a finding, "" where nothing is to be done."""
+    """Return the command of a finding, "" where nothing is to be done.
+
+    What no probe reached is mended too, and `reach` is what is left where nothing mends it.
+    """
     if finding.next or finding.verdict in ("same", "precision"):
         return finding.next
     if finding.exercised == "not_exercised":
-        return reach(asked, finding)
+        made = _usual_step(asked, finding)
+        return made if made.startswith(MENDS) else reach(asked, finding)
+    return _usual_step(asked, finding)
+
+
+def _usual_step(asked: StepParts, finding: Finding) -> str:
     shown = {} if asked.b.model is None else own_values(asked.b.model)
     own = [shown.get(name, "") for name in finding.values]
     if own and "" not in own:  # then B is read as it was made
@@ -224,15 +208,37 @@ def step(asked: StepParts, finding: Finding) -> str:
 def with_next(
     a: Side, b: Side, ids: Sequence[int], findings: Sequence[Finding], lengths: Mapping[int, int]
 ) -> list[Finding]:
-    """Return findings with their next steps; `lengths` are tokens that reach one, by its number."""
+    """Return findings with their next steps; `lengths` are tokens that reach one, by its number.
+
+    What writes B anew from A mends also what a key would, and keys are set in one command.
+    """
     trained = any(finding.cause in TRAINED for finding in findings)
+    apart = tuple(
+        name for one in findings if one.level == "config" and _counts(one) for name in one.values
+    )
+    made = [
+        replace(one, next=one.next or step(
+            StepParts(a, b, ids, lengths.get(i, 0), trained, apart), one
+        ))
+        for i, one in enumerate(findings)
+    ]  # fmt: skip
+    anew = {one.next for one in made if _counts(one) and _from(a, one.next)}
+    keys = [one.next for one in made if _counts(one) and one.next.startswith("aprfmt set ")]
+    command = anew.pop() if len(anew) == 1 else joined_sets(keys)
     return [
-        replace(
-            finding,
-            next=finding.next or step(StepParts(a, b, ids, lengths.get(i, 0), trained), finding),
-        )
-        for i, finding in enumerate(findings)
+        replace(one, next=command) if command and _counts(one) and one.next in keys else one
+        for one in made
     ]
+
+
+def _counts(finding: Finding) -> bool:
+    return finding.verdict not in ("same", "precision")
+
+
+def _from(a: Side, command: str) -> bool:
+    """Return whether a command makes a model of A."""
+    words = shlex.split(command) if command.startswith(MENDS) else []
+    return words[1:2] in (["convert"], ["quantize"]) and words[2:3] == [str(a.path)]
 
 
 # --- what to record ------------------------------------------------------------------------------

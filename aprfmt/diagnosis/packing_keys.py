@@ -5,19 +5,24 @@ not its quantization made again.
 """
 
 import json
+import math
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 
 from aprfmt.base.protocols import Value
+from aprfmt.diagnosis.config_changes import GONE, Changes, Key, differing_keys, read_with
+from aprfmt.diagnosis.packing_repairs import CLAIMS, GROUPS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import set_values
 from aprfmt.model import Model
 from aprfmt.tensors.companions import key_of_section, quantization_section
 
 _GONE = 0.8  # of the distance at most is left with the key that mends
-_TRIED = 12  # weights that are read again
+_READ = 0.5  # relative L2 from A's values up to which a weight is read as it was made
+_WORSE = 1.01  # times its distance that a weight may have with a key that mends others
+_TRIED = 12  # weights that are read again, of those found and of the others
 # The values that a key may have instead, by method. Source: GPTQModel, FORMAT; classic GPTQ stores
 # zero points less one.
 _OTHERS: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
@@ -26,41 +31,100 @@ _OTHERS: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
 _DEFAULTS: Mapping[str, Value] = {"checkpoint_format": "gptq"}
 
 
-def mending_key(good: Model, bad: Model, finding: Finding, target: str) -> str:
-    """Return the command that writes a copy of B with the key that mends all of a finding.
+def mending_key(good: Model, bad: Model, finding: Finding) -> str:
+    """Return the command that sets the keys which mend all of a finding, in a copy of B.
 
-    "" where there is none: every weight that was tried must come nearer to A's.
+    "" where there is none: every weight that was tried must come nearer to A's, and no other may
+    go away from it. Of several the one that brings them nearest.
     """
     section = None if bad.config is None else quantization_section(bad.config)
-    keys = [key for key in finding.keys if key in good.roles and key in bad.roles]
-    packed = [key for key in keys if any(one.packed for one in bad.roles[key].stored)]
-    if section is None or not keys or packed != keys:
-        return ""
     place = key_of_section(bad.config or {})
-    for key, value in _changes(section) if place and bad.folder is not None else ():
+    if section is None or not place or bad.folder is None or bad.folder.config is None:
+        return ""
+    best: tuple[float, Changes] = (math.inf, {})
+    before = _distances(good, bad, good.roles)
+    for changes in _changes(good, section):
+        inside = {(place, *key): value for key, value in changes.items()}
         try:
-            made = _with(bad, place, {**section, key: value})
-            if all(_nearer(good, bad, made, one) for one in keys[:_TRIED]):
-                words = shlex.quote(f"config.json:{place}.{key}={json.dumps(value)}")
-                return f"aprfmt set {shlex.quote(str(bad.path.parent))} {words} -o {target}"
+            made = read_with(bad, inside)
+            left = _left(good, made, finding, before)
         except AprfmtError:
             continue
-    return ""
+        if left < best[0]:
+            best = (left, inside)
+    if not best[1]:
+        return ""
+    words = [_word(key, value) for key, value in best[1].items()]
+    return set_values(bad.path, words, in_place=bool(bad.damage))
 
 
-def _changes(section: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
+def _word(key: Key, value: Value) -> str:
+    return shlex.quote(f"config.json:{'.'.join(key)}={json.dumps(value)}")
+
+
+def _changes(good: Model, section: Mapping[str, Value]) -> Iterator[Changes]:
+    """Yield what the section may say instead: what A's says, other formats, other groups."""
+    theirs = None if good.config is None else quantization_section(good.config)
+    if theirs is not None:
+        apart = {key: value for key, value in differing_keys(theirs, section) if value is not GONE}
+        yield from ({key: value} for key, value in apart.items())
+        if len(apart) > 1:
+            yield apart
     for key, values in _OTHERS.get(str(section.get("quant_method")), {}).items():
         now = section.get(key, _DEFAULTS.get(key))
-        yield from ((key, value) for value in values if value != now)
+        yield from (_one((key,), value) for value in values if value != now)
+    for name, claims in CLAIMS.items():
+        if name in section:
+            yield from (_one((name,), value) for value in claims if value != section[name])
+    sizes = list(_stated(section, "group_size"))
+    for size in GROUPS if sizes else ():
+        yield dict.fromkeys(sizes, size)
 
 
-def _with(bad: Model, place: str, section: Mapping[str, Value]) -> Model:
-    assert bad.folder is not None
-    folder = replace(bad.folder, config={**(bad.config or {}), place: section})
-    return Model(bad.source, folder, allow_missing=bad.allow_missing)
+def _one(key: Key, value: Value) -> Changes:
+    return {key: value}
 
 
-def _nearer(good: Model, bad: Model, made: Model, key: str) -> bool:
-    right = good.roles[key].numpy()
-    before = rel_l2(bad.roles[key].numpy(), right)
-    return rel_l2(made.roles[key].numpy(), right) <= _GONE * before
+def _stated(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterator[Key]:
+    """Yield the places of a key that a section states, nested ones too."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _stated(value, name, (*above, key))
+        elif key == name and value is not None:
+            yield (*above, key)
+
+
+def _distances(good: Model, model: Model, keys: Iterable[str]) -> dict[str, float]:
+    """Return how far weights are from A's; inf for those that are not read."""
+    found = {}
+    for key in keys:
+        if key not in good.roles or len(good.roles[key].shape) < 2:
+            continue
+        view = model.roles.get(key)
+        try:
+            near = view is not None and view.shape == good.roles[key].shape
+            found[key] = (
+                rel_l2(view.numpy(), good.roles[key].numpy())
+                if view is not None and near
+                else math.inf
+            )
+        except AprfmtError:
+            found[key] = math.inf
+    return found
+
+
+def _left(good: Model, made: Model, finding: Finding, before: Mapping[str, float]) -> float:
+    """Return the largest distance left of the weights of a finding; inf where it is not mended."""
+    packed = [key for key, view in made.roles.items() if any(one.packed for one in view.stored)]
+    own = [key for key in packed if key in finding.keys or set(finding.where) & {
+        key, *made.roles[key].names}]  # fmt: skip
+    others = [key for key in packed if key not in own]
+    if not own or any(key in made.roles and key not in own for key in finding.keys):
+        return math.inf
+    after = _distances(good, made, [*own[:_TRIED], *others[:_TRIED]])
+    for key, distance in after.items():
+        was = before.get(key, math.inf)
+        limit = min(_GONE * was, _READ) if key in own else _WORSE * was
+        if not distance <= limit:
+            return math.inf
+    return max(after.values(), default=math.inf)

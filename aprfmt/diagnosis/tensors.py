@@ -114,7 +114,12 @@ def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> N
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
         keys = [row.key for row in rows if row.verdict == label and _is_role(a, b, row.key)]
-        biases = tuple(key for key in keys if key.endswith(".bias"))
+        # A bias that went with its weight is lost with it: that is one loss, not two.
+        biases = tuple(
+            key
+            for key in keys
+            if key.endswith(".bias") and f"{key.removesuffix('.bias')}.weight" not in keys
+        )
         if biases:
             found.add(
                 Finding(

@@ -1,12 +1,13 @@
 """A configuration that cannot be read, beside one that can: which key was lost or changed."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
+from aprfmt.diagnosis.config_changes import GONE, Key, differing_keys, read_with
 from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.mixing import between
@@ -19,7 +20,6 @@ from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
 
 _MOST = 64  # differing keys that are tried
-Path = tuple[str, ...]
 
 
 def restored(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evidence] | None:
@@ -32,12 +32,9 @@ def restored(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evide
         return None
     if bad.folder.config is None:
         return None
-    for path in list(_apart(good.config, bad.folder.config))[:_MOST]:
-        made = Model(
-            bad.source,
-            replace(bad.folder, config=_with(bad.folder.config, good.config, path)),
-            allow_missing=bad.allow_missing,
-        )
+    apart = differing_keys(good.config, bad.folder.config)
+    for path, value in [one for one in apart if one[1] is not GONE][:_MOST]:
+        made = read_with(bad, {path: value})
         cause = _cause(good, path)
         if cause and not refused(made) and not unfit(made):
             return made, _finding(good, made, path, cause, label), Evidence("config", error)
@@ -79,7 +76,7 @@ def unfit(model: Model) -> str:
     )
 
 
-def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> Finding:
+def _finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Finding:
     equal = all(
         name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
     )
@@ -112,7 +109,7 @@ def _distance(good: Model, made: Model) -> tuple[float, float]:
     return rel_l2(read, reference), bound
 
 
-def _cause(model: Model, path: Path) -> str:
+def _cause(model: Model, path: Key) -> str:
     read = model.resolution.report.read
     for end in range(len(path), 0, -1):
         name = read.get(".".join(path[:end]))
@@ -122,29 +119,7 @@ def _cause(model: Model, path: Path) -> str:
     return hyper_causes().get(read.get(nested, ""), "")
 
 
-def _apart(good: Mapping[str, Any], bad: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:
-    """Yield the paths of the innermost keys that `bad` lacks or gives another value."""
-    for key, value in good.items():
-        other = bad.get(key)
-        if isinstance(value, Mapping) and isinstance(other, Mapping):
-            yield from _apart(value, other, (*above, key))
-        elif value != other:
-            yield (*above, key)
-
-
-def _at(config: Any, path: Path) -> Any:
+def _at(config: Any, path: Key) -> Any:
     for key in path:
         config = config.get(key) if isinstance(config, Mapping) else None
     return config
-
-
-def _with(config: Mapping[str, Any], source: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return a copy of a configuration with one key as in another."""
-    made = dict(config)
-    if len(path) == 1:
-        made[path[0]] = source[path[0]]
-    else:
-        inner = made.get(path[0])
-        base = inner if isinstance(inner, Mapping) else {}
-        made[path[0]] = _with(base, source[path[0]], path[1:])
-    return made

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.trace_view import backend_name, records_ids, unread_arrays
-from aprfmt.measure.traces import PointDiff
+from aprfmt.measure.traces import FirstToken, PointDiff, first_token
 from aprfmt.model import Model
 from aprfmt.model.ledger import (
     OF_A_PASS,
@@ -63,6 +63,7 @@ class Walk:
     points: list[PointRow] = field(default_factory=list)
     rows_apart: Finding | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()
+    first: FirstToken | None = None  # the earliest token that differs between two runs
     pair: ModelPair | None = None  # two different models
     chosen: Chosen | None = None  # their probes
 
@@ -112,6 +113,8 @@ class Walk:
                 row["model"] = trace.run.get("model")
                 row["points"] = len(trace.records)
             found[side.label.lower()] = row
+        if self.first is not None:
+            found["first_token"] = asdict(self.first)
         return found
 
     def say(self, level: Any, text: str, *where: str, number: float | None = None) -> None:
@@ -353,6 +356,10 @@ class Walk:
         # A is right by agreement, or the model that a trace is held to.
         reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
         pairs = direct.compared(a, b, moe, reference)
+        token = first_token(pairs, *((b, a) if reference == "A" else (a, b)))
+        if token is not None:
+            self.first = token
+            self.say("forward", token.says, token.key, number=token.rel_l2)
         self._paired(pairs)
         self.levels.evidence += observations(a, b, "MODEL" if model is None else str(model.path))
         compared = sum(pair.rel_l2 is not None for pair in pairs)

@@ -21,9 +21,15 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
     # Rounding is judged by the values, all of them: no pass over them is owed.
     unrun = () if result.kind in ("same", "precision") else result.coverage.not_reached
     return short_answer(
-        (result.sentence, style), causes, first_said=lead, left=open_items if lead else (),
-        unrun=unrun, commands=result.next, names=names,
+        (result.sentence, style), causes, first_said=lead or _said(result),
+        left=open_items if lead else (),
+        unrun=unrun, unmended=result.unmended, commands=result.next, names=names,
     )  # fmt: skip
+
+
+def _said(result: Diagnosis) -> bool:
+    """Return whether the reason says what the first cause says."""
+    return result.lead is not None and result.lead.says in result.reason
 
 
 def causes(result: Diagnosis) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from aprfmt.base.text_escape import shorten
+from aprfmt.base.text_escape import escape, shorten
 
 _ELSEWHERE = (
     "which is not read here; take the model's safetensors or GGUF, or save it as safetensors with "
@@ -25,13 +25,21 @@ _TEXT_PICKLE = re.compile(rb"(?:\(|\(l?p?[0-9]*\n)?c[A-Za-z_][\w.]*\n[A-Za-z_][\
 # A web page, or the text that a hub sends in place of a file.
 _PAGE = re.compile(
     rb"\s*(?:<!doctype html|<html|<\?xml|Entry not found|Repository not found|"
-    rb"Invalid (?:username|credentials)|Access to model |\{\"error\":)",
+    rb"Invalid (?:username|credentials)|Access to model )",
     re.I,
 )
+_ANSWER = re.compile(rb'\s*\{\s*"error"\s*:', re.I)
 _SAVED_PAGE = (
     "a web page saved in place of the file (a wrong address, or a login that was asked for); fetch "
     "it again: hf download OWNER/NAME FILE, or the address with /resolve/ for /blob/"
 )
+
+_SAVED_ERROR = (
+    "a server's error message (JSON) saved in place of the file: {}; fetch it again with what it "
+    "asks for"
+)
+# Source: the pointer files' specification of Git LFS: lines of a key and a value.
+_POINTER, _POINTER_SIZE = b"version https://git-lfs", re.compile(rb"\nsize ([0-9]{1,19})\r?\n")
 
 # Content that is recognised only for a better message: it runs code or is not a model file.
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
@@ -46,7 +54,6 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"lmgg", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
     (b"tjgg", "a GGJT file of before August 2023; convert it to GGUF with an older llama.cpp"),
     (b"\x93NUMPY", "a NumPy array, not a model"),
-    (b"version https://git-lfs", "a git-lfs pointer, not the model itself: fetch it with git lfs"),
 )
 
 
@@ -115,8 +122,14 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
         return f"{EXTENSIONS['.tflite']}, {_ELSEWHERE}"
     if head[257:262] == b"ustar":
         return "a tar archive; unpack it, and name the model inside"
+    if head.startswith(_POINTER):
+        found = _POINTER_SIZE.search(head)
+        held = f" of {int(found[1])} bytes" if found else ""
+        return f"a git-lfs pointer, not the model itself{held}: fetch it with git lfs pull"
     if _PAGE.match(head):
         return _SAVED_PAGE
+    if _ANSWER.match(head):
+        return _SAVED_ERROR.format(escape(head.decode("utf-8", "replace").strip(), 80))
     if _imatrix(head, size):
         return (
             "an importance matrix (imatrix, the older form), not a model; "

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Commands that write a model.
 MENDS = ("aprfmt convert ", "aprfmt quantize ", "aprfmt set ", "aprfmt repair ", "mv ")
 NAMED = 2  # places in a line; JSON has all
+_RELATED = 0.2  # correlation of the values from which two tables belong together
+_ROWS = 512  # rows of them that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +180,15 @@ MISLABELLED = frozenset({"dtype_mislabel"})
 TRAINED = frozenset({"derived", "lora_merge"})
 
 
-def written_anew(cause: str, confirmed: bool) -> bool:
+def written_anew(cause: str, confirmed: bool, values: Mapping[str, Any] | None = None) -> bool:
     """Return whether a stored tensor with this cause is mended by writing B anew from A.
 
-    Of a cause that was only located nobody knows that, unless its bytes are damaged.
+    Of a cause that was only located nobody knows that, unless B's bytes are damaged: then A alone
+    has what was there. `values` are a finding's.
     """
-    return confirmed or cause in LOST
+    odd = (values or {}).get("nonfinite") or {}
+    whole = bool(odd) and all(one["a"] == one["both"] for one in odd.values())
+    return confirmed or cause in LOST or (cause == "nonfinite" and whole)
 
 
 def convert_again(
@@ -246,18 +251,50 @@ def matrix_encodings(model: "Model") -> dict[str, str]:
     return {key: view.encoding for key, view in roles.items() if len(view.shape) > 1}
 
 
-def own_part(cause: str, b: "Model | None") -> bool:
-    """Return whether a cause speaks of a part that B alone has, such as a head of its own."""
+def own_part(cause: str, a: "Model | None", b: "Model | None") -> bool:
+    """Return whether a cause speaks of a part that B alone has, such as a head of its own.
+
+    A head that was trained apart comes from the table of tokens and still resembles it. One that
+    does not was made anew, and nothing is lost with it.
+    """
     try:
-        return cause == "tied_embedding" and b is not None and not b.hyper["tied_embeddings"]
+        if cause != "tied_embedding" or a is None or b is None or b.hyper["tied_embeddings"]:
+            return False
+        if not a.hyper["tied_embeddings"]:
+            return False
+        return _correlation(b, "token_embd.weight", "output.weight") > _RELATED
     except (AprfmtError, KeyError):
         return False
 
 
-def set_values(b: Path | str, values: Sequence[str]) -> str:
-    """Return the command that sets KEY=VALUE words, quoted for a shell, in a copy of B."""
+def _correlation(model: "Model", first: str, second: str) -> float:
+    """Return the correlation of two tables' first rows; 0 where one is not stored."""
+    views = [model.roles.get(key) for key in (first, second)]
+    if views[0] is None or views[1] is None or views[0].shape != views[1].shape:
+        return 0.0
+    x, y = (view.rows(0, min(_ROWS, view.shape[0])) for view in views if view is not None)
+    norm = math.sqrt(float((x * x).sum()) * float((y * y).sum()))
+    return float((x * y).sum()) / norm if norm else 0.0
+
+
+def set_values(b: Path | str, values: Sequence[str], *, in_place: bool = False) -> str:
+    """Return the command that sets KEY=VALUE words, quoted for a shell, in a copy of B.
+
+    Or `in_place`, where no copy is made because the weights do not decode as they are described.
+    """
     place = entry(Path(b))
-    return f"aprfmt set {shlex.quote(str(place))} {' '.join(values)} -o {fixed_name(place)}"
+    target = "--in-place" if in_place else f"-o {fixed_name(place)}"
+    return f"aprfmt set {shlex.quote(str(place))} {' '.join(values)} {target}"
+
+
+def joined_sets(commands: Sequence[str]) -> str:
+    """Return commands of `set_values` for one B as one command; "" where they are not that."""
+    parts = [re.fullmatch(r"(aprfmt set \S+) (.*) (-o \S+|--in-place)", each) for each in commands]
+    found = [part.groups() for part in parts if part is not None]
+    if len(found) < len(commands) or len({(begin, end) for begin, _, end in found}) != 1:
+        return ""
+    words = dict.fromkeys(words for _, words, _ in found)
+    return f"{found[0][0]} {' '.join(words)} {found[0][2]}"
 
 
 def own_values(b: "Model") -> dict[str, str]:

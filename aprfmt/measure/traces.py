@@ -1,7 +1,7 @@
 """Comparing two traces point by point: equal tokens, positions and counts, or a refusal."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,6 +79,27 @@ class PointDiff:
         return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The earliest token at which a point is beyond its tolerance, and the first such point.
+
+    `dump_pass` is the pass of a dump that computed it, None where that is not known.
+    """
+
+    position: int
+    key: str
+    rel_l2: float
+    dump_pass: int | None = None
+
+    @property
+    def says(self) -> str:
+        """The token in words."""
+        where = "" if self.dump_pass is None else f" (pass {self.dump_pass})"
+        return (
+            f"first token: position {self.position}{where}, at {self.key}, {self.rel_l2:.3g} apart"
+        )
+
+
 _WORDS = Words("within tolerance", "beyond tolerance", "no verdict")
 
 
@@ -94,6 +115,10 @@ class TraceDiff:
     other_rows: tuple[str, ...] = ()  # points of other positions or counts: no verdict
     left: tuple[NotCompared, ...] = ()  # arrays of both that are no point
     unequal_ranks: tuple[str, ...] = ()  # what ranks of a dump should hold alike and do not
+    first_token: "FirstToken | None" = None
+    rounding_ratios: Mapping[str, float] = field(
+        default_factory=dict
+    )  # by key: see `rounding_ratios`
 
     @property
     def compared(self) -> int:
@@ -124,6 +149,8 @@ class TraceDiff:
             "not_checked": list(self.not_checked),
             "other_rows": list(self.other_rows),
             "unequal_ranks": list(self.unequal_ranks),
+            "first_token": None if self.first_token is None else asdict(self.first_token),
+            "rounding_ratios": dict(self.rounding_ratios),
             "points": [asdict(point) for point in self.points],
         }
 
@@ -233,13 +260,17 @@ class Between:
 def compare_traces(
     a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = (),
     before: Mapping[str, int] | None = None, positions: bool = False,
+    same_dtype: TraceLike | None = None,
 ) -> TraceDiff:  # fmt: skip
     """Compare `a` with the reference `b`; UsageError where their tokens are not the same.
 
     `before` are keys of which only rows of earlier token positions are looked at. `positions` asks
-    for each token position's own distance.
+    for each token position's own distance. `same_dtype` is a run of the reference in a's dtype:
+    `rounding_ratios` are then given.
     """
     check_ids(a, b)
+    if same_dtype is not None:
+        check_ids(same_dtype, b)
     keys = common_keys(a, b)
     mine, other = Shared(a, b), Shared(b, a)
     between = Between.of(a, b, moe=moe, calibrated=calibrated)
@@ -256,7 +287,64 @@ def compare_traces(
         tuple(key for key in keys if _apart(mine.find(key), other.find(key))),
         unread_arrays(a, b),
         unequal_ranks(a, b),
+        first_token(points, mine, other),
+        {} if same_dtype is None else rounding_ratios(keys, mine, other, same_dtype),
     )
+
+
+def first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> FirstToken | None:
+    """Return the earliest token at which one of the points is beyond; None where none is.
+
+    Of several points that differ there, the first in the order of `points` counts.
+    """
+    found: FirstToken | None = None
+    for point in points:
+        record, x, y = a.find(point.key), a.values(point.key), b.values(point.key)
+        if not point.beyond or point.why or record is None or x is None or y is None:
+            continue
+        if np.size(x) != np.size(y):
+            continue
+        chosen = _chosen(a.mask(point.key), b.mask(point.key), np.size(x))
+        rows = _by_position(record, x, y, chosen) or ()
+        for position, apart in zip(record.positions or (), rows, strict=False):
+            if found is not None and position >= found.position:
+                break
+            if apart is not None and not apart <= point.tolerance:
+                step = _pass_of(a, position)
+                found = FirstToken(
+                    position, point.key, apart, _pass_of(b, position) if step is None else step
+                )
+                break
+    return found
+
+
+def _pass_of(trace: TraceLike, position: int) -> int | None:
+    """Return the pass of a dump that computed a token, None for another trace."""
+    dump = trace.run.get("dump")
+    if not isinstance(dump, Mapping) or position not in dump.get("positions", ()):
+        return None
+    step = dump["steps"][list(dump["positions"]).index(position)]
+    return int(step) if step >= 0 else None
+
+
+def rounding_ratios(
+    keys: Sequence[str], a: TraceLike, b: TraceLike, same_dtype: TraceLike
+) -> dict[str, float]:
+    """Return |a - b| / |s - b| by key, `b` in float32 and `s` the same computation in a's dtype.
+
+    About 1: as far off as rounding makes a right implementation. Source of the measure: the
+    three-tensor comparison of AWS Neuron's equivalence framework. Infinite where `s` is exact and
+    `a` is not. Points that `s` lacks have none.
+    """
+    found = {}
+    for key in keys:
+        values = [one.values(key) for one in (a, b, same_dtype)]
+        if any(one is None for one in values) or len({np.size(one) for one in values}) > 1:
+            continue
+        x, y, s = (np.asarray(one, np.float64).reshape(-1) for one in values)
+        apart, usual = float(np.linalg.norm(x - y)), float(np.linalg.norm(s - y))
+        found[key] = apart / usual if usual else float("inf") if apart else 0.0
+    return found
 
 
 def compare_point(

@@ -67,7 +67,8 @@ class Judgement:
     to all elements, `signs` that the signs of the step were not known. `step` is the size of the
     usual element's step, `decay` the share of the weight that was taken away, `arrived` the share
     of the expected update that is there. `shows` says whether the stored type is fine enough for
-    the step to be seen, `decays_all` that a vector decays where that was not said.
+    the step to be seen, `decays_all` that a vector decays where that was not said, `clipped` the
+    norm that the gradients were clipped to where that was not said.
     """
 
     verdict: Judged
@@ -80,6 +81,7 @@ class Judgement:
     signs: bool = False
     shows: bool = True
     decays_all: bool = False
+    clipped: float | None = None
 
 
 def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
@@ -108,6 +110,11 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
         if fit.right and not swallowed(sample, fit.update.whole):
             found = _judged_whole(parameter, one, held, signs, fit)
             return replace(found, decays_all=_decays_all(recipe, one, sample, fits))
+    for bound in _bounds(recipe, held):
+        one = changed(fits[0][0], scale=clip_factor(bound, held.others["norm"]))
+        clipped = sample.fit(one)
+        if clipped is not None and clipped.right:
+            return replace(_judged_whole(parameter, one, held, signs, clipped), clipped=bound)
     return _explained(parameter, fits[0][0], held, sample, fits[0][1])
 
 
@@ -144,6 +151,17 @@ def _clipped(recipe: Recipe, held: Held) -> Recipe:
     if recipe.clip is None or norm is None or held.gradient is None:
         return recipe
     return changed(recipe, scale=clip_factor(recipe.clip, norm))
+
+
+CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip to
+
+
+def _bounds(recipe: Recipe, held: Held) -> Sequence[float]:
+    """Return the norms that the gradients may have been clipped to, where that was not said."""
+    norm = held.others.get("norm")
+    if recipe.clip is not None or norm is None or held.gradient is None:
+        return ()
+    return [bound for bound in CLIPS if bound < norm]
 
 
 def _meanings(recipe: Recipe, case: StepCase) -> list[Recipe]:
@@ -327,6 +345,9 @@ def judge_gradient(case: GradientCase) -> Judgement:
             if guess.right(case) and (row.whole or guess.right(second)):
                 found.append(guess)
     why = f"the gradient is {case.distance:.3g} from the one computed here"
+    if not found and case.rounded:
+        why += ", which arithmetic in few bits leaves: --trained-in bfloat16 says that it was"
+        return Judgement("not compared", why, whole=True)
     return Judgement("differs", why, tuple(found), True)
 
 

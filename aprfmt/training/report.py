@@ -49,7 +49,8 @@ class UpdateFacts:
 class TensorStep:
     """One parameter: the base, the gradient that was given and the one computed, and the update.
 
-    `norm` is that of the weight before the step. `distance` is how far the given gradient is from
+    `norm` is that of the weight before the step, None where it did not move and none was asked
+    for. `distance` is how far the given gradient is from
     the computed one, relative L2. `verdict` is that of all that was compared; `why` says what of
     it differs, or what stood against comparing.
     """
@@ -58,7 +59,7 @@ class TensorStep:
     names: tuple[str, ...]
     shape: tuple[int, ...]
     encoding: str
-    norm: float
+    norm: float | None
     gradient: ArrayFacts | None = None
     computed: ArrayFacts | None = None
     distance: float | None = None

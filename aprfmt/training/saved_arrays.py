@@ -232,6 +232,8 @@ def open_gradients(
 
 FIRST = ("exp_avg", "momentum_buffer", "state1", "mu", "m")
 SECOND = ("exp_avg_sq", "state2", "nu", "v")
+LARGEST = ("max_exp_avg_sq",)  # of amsgrad, which divides by it in place of the second moment
+CODES = ("uint8", "int8")  # of states of 8 bits: what was stepped with is not in the file
 _AROUND = ("state", "optimizer", "optimizer_state", "optimizer_state_dict", "opt_state", "optim")
 _GROUP = re.compile(r"(?:^|\.)param_groups\.(\d+)\.(\w+)$")
 
@@ -251,6 +253,14 @@ class OptimizerState:
     groups: tuple[Mapping[str, Any], ...]
     indexed: bool
 
+    def group_of(self, name: str) -> Mapping[str, Any]:
+        """Return the settings of a parameter's group, none where the file does not say which."""
+        for group in self.groups:
+            names = group.get("param_names")
+            if isinstance(names, list) and name in map(plain_name, map(str, names)):
+                return group
+        return {}
+
 
 def open_state(
     path: Path,
@@ -262,14 +272,15 @@ def open_state(
     """Return the state that a trainer saved of its optimizer; FormatError where it is none."""
     arrays = open_arrays([path], stack)
     values = _single_values(path)
-    parts: dict[str, dict[str, str]] = {"first": {}, "second": {}}
+    parts: dict[str, dict[str, str]] = {"first": {}, "second": {}, "largest": {}}
     steps: set[int] = set()
     for name in arrays:
         owner, kind = _split_state(name)
         if kind == "step":
             steps.add(int(np.asarray(arrays[name][0].read(name)).reshape(-1)[0]))
-        elif kind:
+        elif kind and arrays[name][0].dtypes[arrays[name][1]] not in CODES:
             parts[kind][owner] = name
+    parts["second"] |= parts.pop("largest")
     for name, value in values.items():
         if name.rpartition(".")[2] in ("step", "count") and isinstance(value, int | float):
             steps.add(int(value))
@@ -313,7 +324,12 @@ def open_state(
 def _split_state(name: str) -> tuple[str, str]:
     """Return the parameter and the kind of a state's array: first, second, step or ""."""
     parts = [part for part in name.split(".") if part not in _AROUND]
-    for kinds, kind in ((FIRST, "first"), (SECOND, "second"), (("step", "count"), "step")):
+    for kinds, kind in (
+        (FIRST, "first"),
+        (SECOND, "second"),
+        (LARGEST, "largest"),
+        (("step", "count"), "step"),
+    ):
         for at, part in enumerate(parts):
             if part in kinds and at in (0, len(parts) - 1):
                 return ".".join(parts[:at] + parts[at + 1 :]), kind

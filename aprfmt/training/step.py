@@ -24,9 +24,9 @@ from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
 from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
-from aprfmt.training.judge import Held, Judgement, judge_gradient, judge_update, share_given
+from aprfmt.training.judge import CLIPS, Held, Judgement, judge_gradient, judge_update, share_given
 from aprfmt.training.parameters import Parameter, pair_parameters
-from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep
+from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
 from aprfmt.training.saved_arrays import (
     OptimizerState,
     SavedArrays,
@@ -47,6 +47,7 @@ def explain_step(
     optimizer_state: Path | str | None = None,
     computed: "ComputedGradients | None" = None,
     facts: "BatchNumbers | None" = None,
+    trained_in: str | None = None,
     rename: Sequence[Rename] = (),
     arch: str | None = None,
     accept: Collection[str] = (),
@@ -58,7 +59,8 @@ def explain_step(
     after it. `grads` are files of the gradients of the step, `optimizer` is the recipe
     (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` what the trainer saved of it after the step.
     `computed` are the gradients of the step's batch, computed here, and `facts` the numbers of that
-    batch, for what a factor between the two may come of.
+    batch, for what a factor between the two may come of. `trained_in` is the type the trainer
+    computes in, where its gradients are to be held to that (`bfloat16`).
     Raises UsageError where there is nothing to compare, or where a file is of another model.
     """
     if after is None and not grads:
@@ -82,7 +84,15 @@ def explain_step(
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename)
         step = _Step(
-            before, found.rows, given, state, optimizer, progress, computed, facts or BatchNumbers()
+            before,
+            found.rows,
+            given,
+            state,
+            optimizer,
+            progress,
+            computed,
+            facts or BatchNumbers(),
+            trained_in,
         )
         return replace(
             step.report(later is not None),
@@ -112,9 +122,6 @@ class _Compared:
     why: str = ""
 
 
-CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip to
-
-
 @dataclass
 class _Step:
     """One step that is explained."""
@@ -127,6 +134,7 @@ class _Step:
     progress: Callable[[int, int], None] | None
     computed: ComputedGradients | None
     facts: BatchNumbers
+    trained_in: str | None
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
@@ -212,6 +220,24 @@ class _Step:
             )
         return recipe
 
+    def _recipe_of(self, parameter: Parameter) -> Recipe:
+        """Return the recipe of a parameter: that of its group, where the state says which it is.
+
+        What was given with --optimizer is for all of them.
+        """
+        assert self.recipe is not None
+        if self.optimizer is not None or self.state is None:
+            return self.recipe
+        found = self.state.group_of(parameter.names[0])
+        values = {
+            field: float(found[name])
+            for name, field in (("lr", "lr"), ("weight_decay", "wd"))
+            if isinstance(found.get(name), int | float)
+        }
+        if "wd" in values:
+            values["decay_on"] = "all"  # type: ignore[assignment]
+        return changed(self.recipe, **values)
+
     def _held(self, parameter: Parameter, norm: float | None) -> Held:
         """Return what the optimizer had for a parameter."""
         gradient = None if self.given is None else self.given.reader(parameter)
@@ -276,22 +302,26 @@ class _Step:
         self, parameter: Parameter, updates: bool, norm: float | None
     ) -> tuple[TensorStep, Judgement | None]:
         """Return what the step did to one parameter, and the verdict on its update."""
-        sums, before = Sums(), parameter.before
+        before = parameter.before
         paired = updates and parameter.after is not None
-        still = paired and same_bytes(parameter)
-        for _, _, values, after in pieces(
-            before, parameter.after if paired and not still else None
-        ):
-            sums.add(values, values if after is None else after, before.encoding)
+        facts, size = None, None
+        if paired and same_bytes(parameter):
+            facts = UpdateFacts(int(np.prod(before.shape)), 0, 0, 0.0, 0.0)
+        elif paired:
+            sums = Sums()
+            for _, _, values, after in pieces(before, parameter.after):
+                assert after is not None
+                sums.add(values, after, before.encoding)
+            facts, size = sums.facts(), sums.weight**0.5
         gradient = self.gradients.get(parameter.key)
         row = TensorStep(
             parameter.key,
             parameter.names,
             before.shape,
             before.encoding,
-            sums.weight**0.5,
+            size,
             gradient,
-            update=sums.facts() if paired else None,
+            update=facts,
         )
         one = self.compared.get(parameter.key, _Compared())
         wrong = one.found
@@ -309,7 +339,8 @@ class _Step:
                 return row, wrong
             why = row.why or "no --optimizer says what the step was to do"
             return replace(row, verdict="not compared", why=why), wrong
-        found = judge_update(parameter, self.recipe, self._held(parameter, norm))
+        recipe = self._recipe_of(parameter)
+        found = judge_update(parameter, recipe, self._held(parameter, norm))
         assert row.update is not None
         update = replace(row.update, step=found.step, decay=found.decay, arrived=found.arrived)
         row = replace(row, update=update)
@@ -336,9 +367,8 @@ class _Step:
         if not np.isfinite(given).all():
             return replace(found, why="")
         noise = self.given.reader(parameter)
-        coarse = parameter.before.encoding in COARSE or (
-            noise is not None and noise.noise >= UNIT["F16"]
-        )
+        coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
+        coarse = coarse or (noise is not None and noise.noise >= UNIT["F16"])
         case = GradientCase(
             key,
             given,
@@ -451,7 +481,13 @@ class _Step:
             self.left += [NotCompared("direction", key, "no counterpart", why) for key in signs]
         every = [key for key, one in judged.items() if one.decays_all]
         if every:
-            self.notes.append(f"norms and biases decay, as all weights do: {named(every)}")
+            self.notes.append(
+                f"norms and biases decay, as all weights do: {named(every)} (decay_on=matrices "
+                "says that they should not)"
+            )
+        bounds = {one.clipped for one in judged.values() if one.clipped is not None}
+        for bound in sorted(bounds):
+            self.notes.append(f"the gradients given were clipped to the norm {bound:g} in the step")
 
 
 def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.measure.encoding_noise import UNIT, spacing
+from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.report import UpdateFacts
@@ -64,16 +65,9 @@ def same_bytes(parameter: Parameter) -> bool:
     before, after = parameter.before, parameter.after
     if after is None or before.encoding != after.encoding or before.encoding not in UNIT:
         return False
-    if before.data is None or after.data is None or before.restored or after.restored:
+    if before.runs is None or after.runs is None or before.restored or after.restored:
         return False
-    size = len(before.data)
-    if size != len(after.data):
-        return False
-    for start in range(0, size, CHUNK * 8):
-        stop = min(size, start + CHUNK * 8)
-        if before.data.window(start, stop) != after.data.window(start, stop):
-            return False
-    return True
+    return first_difference(before.runs, after.runs) is None
 
 
 def pieces(view: View, other: View | None = None) -> Iterator[tuple[int, int, F64, F64 | None]]:
@@ -81,3 +75,6 @@ def pieces(view: View, other: View | None = None) -> Iterator[tuple[int, int, F6
     for start, stop, values in view.chunks(CHUNK):
         after = None if other is None else other.rows(start, stop).astype(np.float64)
         yield start, stop, values.astype(np.float64), after
+        view.drop()
+        if other is not None:
+            other.drop()

@@ -45,6 +45,11 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="What the trainer saved of the optimizer after the step (or before it: add step=N).",
 )
+@click.option(
+    "--trained-in",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="The type the trainer computes in: its gradients may be off by the rounding of that.",
+)
 @options.rename
 @options.accept()
 @options.verbose("Every tensor.")
@@ -59,6 +64,7 @@ def command(
     grads: tuple[Path, ...],
     optimizer: str | None,
     optimizer_state: Path | None,
+    trained_in: str | None,
     rename: "tuple[Rename, ...]",
     accept: tuple[str, ...],
     verbose: bool,
@@ -82,6 +88,7 @@ def command(
             grads=grads,
             optimizer=optimizer,
             optimizer_state=optimizer_state,
+            trained_in=trained_in,
             rename=rename,
             arch=arch,
             accept=accept,

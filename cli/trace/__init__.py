@@ -47,6 +47,9 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
               help="With --map: use this mapping file as it is.")  # fmt: skip
 @click.option("--reference", type=options.MODEL_RUN, metavar="RUN_OR_TRACE",
               help="Compare with a saved trace of any kind, or MODEL[@RUN].")  # fmt: skip
+@click.option("--same-dtype", type=options.MODEL_RUN, metavar="RUN_OR_TRACE",
+              help="With a float32 --reference: the reference in this run's dtype. Each point has "
+              "R = |this - reference| / |same dtype - reference|.")  # fmt: skip
 @click.option(
     "--engine",
     metavar="NAME",

@@ -27,6 +27,8 @@ def run_trace(
     where: run_options.WhereOptions,
 ) -> int:  # fmt: skip
     """Take the way that the options name; UsageError where they name two."""
+    if wanted.same_dtype is not None and wanted.reference is None:
+        raise UsageError("--same-dtype goes with --reference, a float32 run")
     if dumped.mapping is not None and dumped.arrays is None:
         raise UsageError("--mapping goes with --map DIR; a mapping file alone is opened by --load")
     if dumped.arrays is not None:
@@ -143,9 +145,7 @@ def show_run(
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":
-            return recording.compare_with_reference(
-                trace, other, wanted.reference or "", request, run, where, wanted.html is not None
-            )
+            return recording.compare_with_reference(trace, other, wanted, request, run, where)
 
         return finish_trace(trace, body, wanted, against, histograms)
 
@@ -178,7 +178,7 @@ def show_saved(
                 values, mask = trace.values(key), trace.mask(key)
                 if values is not None:
                     histograms.add(key, values if mask is None else values[mask])
-        against = partial(compare_stored, trace, other, model, wanted.html is not None)
+        against = partial(compare_stored, trace, other, model, wanted, stack)
         return finish_trace(trace, output.trace_to_json(trace), wanted, against, histograms)
 
 
@@ -201,7 +201,7 @@ def show_mapped(
             other = recording.check_reference(wanted.reference, ids, opened, stack, runs=False)
         if output_format.answer_format() == "human":
             dumped_arrays.show_mapping(found)
-        against = partial(compare_stored, trace, other, opened, wanted.html is not None)
+        against = partial(compare_stored, trace, other, opened, wanted, stack)
         verdict = dumped_arrays.mapping_verdict(found, trace)
         if output_format.answer_format() == "human":
             render.say(verdict.says, style="warn" if verdict.not_compared else "good")
@@ -211,17 +211,25 @@ def show_mapped(
 
 
 def compare_stored(
-    trace: "Trace", other: "Trace | None", model: "Model | None", positions: bool
-) -> "TraceDiff":
+    trace: "Trace", other: "Trace | None", model: "Model | None", wanted: TraceOutputs,
+    stack: ExitStack,
+) -> "TraceDiff":  # fmt: skip
     """Compare two stored traces; `model` says whether experts are chosen in it.
 
-    With `positions` each token position is compared too.
+    For a page each token position is compared too.
     """
     from aprfmt.cli.trace import recording
     from aprfmt.measure.traces import compare_traces
 
     assert other is not None
-    return compare_traces(trace, other, moe=recording.uses_experts(model), positions=positions)
+    ids: Any = other.run.get("ids")
+    same = None
+    if wanted.same_dtype is not None:
+        same = recording.check_reference(wanted.same_dtype, ids, model, stack, runs=False)
+    return compare_traces(
+        trace, other, moe=recording.uses_experts(model), positions=wanted.html is not None,
+        same_dtype=same,
+    )  # fmt: skip
 
 
 def finish_trace(

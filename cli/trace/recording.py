@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.cli import render, run_options
+from aprfmt.cli.trace.request import TraceOutputs
 from aprfmt.errors import UsageError
 from aprfmt.inference.engines.opening import is_trace, open_trace
 from aprfmt.inference.forward import LogitRows
@@ -136,24 +137,37 @@ def check_reference(
 
 
 def compare_with_reference(
-    trace: Trace, saved: Trace | None, reference: str, asked: RunRequest, here: Run,
-    where: run_options.WhereOptions, positions: bool = False,
+    trace: Trace, saved: Trace | None, wanted: TraceOutputs, asked: RunRequest, here: Run,
+    where: run_options.WhereOptions,
 ) -> TraceDiff:  # fmt: skip
     """Compare with a saved trace, or with a run of another model on the same tokens.
 
     `saved` is what check_reference returned, `asked` what was recorded `here`. Of `where` the
     other run keeps what is about this machine and its bits; its backend, device and dtype are its
-    own (MODEL@RUN). `positions` asks for each token position's own distance.
+    own (MODEL@RUN). For a page each token position's own distance is measured.
     """
-    if saved is not None:
-        return compare_traces(trace, saved, moe=uses_experts(here.model), positions=positions)
-    assert asked.wanted is not None
     with ExitStack() as stack:
-        there = open_runner(reference, None, where.elsewhere(), stack, here.request.draft)
-        keys = [key for key in asked.wanted if key in there.points]
-        both = replace(
-            there.request, ids=asked.ids, wanted=keys, positions=asked.positions,
-            behind=asked.behind, logits_rows=asked.logits_rows,
-        )  # fmt: skip
-        other = record_trace(there, both, stack, {}, True)
-        return compare_traces(trace, other, moe=uses_experts(there.model), positions=positions)
+        other, same, moe = saved, None, uses_experts(here.model)
+        if other is None:
+            other, moe = _run_again(wanted.reference or "", asked, here, where, stack)
+        if wanted.same_dtype is not None:
+            same = check_reference(wanted.same_dtype, list(asked.ids), here.model, stack)
+            if same is None:
+                same, _ = _run_again(wanted.same_dtype, asked, here, where, stack)
+        return compare_traces(
+            trace, other, moe=moe, positions=wanted.html is not None, same_dtype=same
+        )
+
+
+def _run_again(
+    text: str, asked: RunRequest, here: Run, where: run_options.WhereOptions, stack: ExitStack
+) -> tuple[Trace, bool]:
+    """Return a trace of MODEL[@RUN] on the tokens asked for, and whether it chooses experts."""
+    assert asked.wanted is not None
+    there = open_runner(text, None, where.elsewhere(), stack, here.request.draft)
+    keys = [key for key in asked.wanted if key in there.points]
+    both = replace(
+        there.request, ids=asked.ids, wanted=keys, positions=asked.positions,
+        behind=asked.behind, logits_rows=asked.logits_rows,
+    )  # fmt: skip
+    return record_trace(there, both, stack, {}, True), uses_experts(there.model)

@@ -20,11 +20,21 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     render.say(f"against {reference}", style="head")
     text, style = reference_verdict(difference)
     render.say(text, style=style)
+    if difference.first_token is not None:
+        render.say(difference.first_token.says, style="bad")
     beyond = [point for point in difference.points if point.beyond]
-    shown = list(difference.points) if every else beyond[:SHOWN]
+    ratios = difference.rounding_ratios
+    shown = list(difference.points) if every or ratios else beyond[:SHOWN]
     if shown:
-        headers = ("point", "relL2", "max abs", "verdict", "tolerance or reason")
-        render.table([_row(point) for point in shown], headers, "lrrll")
+        headers = ["point", "relL2", "max abs", "verdict", "tolerance or reason"]
+        rows = [_row(point) for point in shown]
+        if ratios:
+            headers.append("R")
+            rows = [
+                (*row, f"{ratios[point.key]:.3g}" if point.key in ratios else "-")
+                for row, point in zip(rows, shown, strict=True)
+            ]
+        render.table(rows, headers, "lrrllr"[: len(headers)])
     if not every and len(beyond) > len(shown):
         render.line(f"... {len(beyond) - len(shown)} more beyond (-v)", style="dim")
     run_options.show_nonfinite(difference.points, "this trace")
@@ -45,6 +55,8 @@ def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list
     """Return the verdict, the first points beyond tolerance, and the next command."""
     text, style = reference_verdict(difference)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
+    if difference.first_token is not None:
+        lines.append((f"  {difference.first_token.says}", "bad"))
     beyond = [point for point in difference.points if point.beyond]
     for point in beyond[:LISTED]:
         row = _row(point)
@@ -52,6 +64,9 @@ def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list
         lines.append((f"  {point.key}: {said}", "bad"))
     if len(beyond) > LISTED:
         lines.append((f"  {len(beyond) - LISTED} more points beyond (-v)", "dim"))
+    if difference.rounding_ratios:
+        key = max(difference.rounding_ratios, key=difference.rounding_ratios.__getitem__)
+        lines.append((f"  largest R: {difference.rounding_ratios[key]:.3g} at {key}", ""))
     lines += [(f"  NOT-RUN: {text}", "warn") for text in difference.not_checked]
     other = reference.partition("@")[0]
     if beyond and model and other not in ("", model) and not _is_trace(other):

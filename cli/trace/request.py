@@ -25,6 +25,7 @@ class TraceOutputs:
     save: Path | None
     save_aprt: Path | None
     reference: str | None
+    same_dtype: str | None
     html: Path | None
     force: bool
     verbose: bool

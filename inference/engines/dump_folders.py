@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.dump_names import RANK, DumpPlace, axis_of, named_in_layer, place_of
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.inference.engines.captured_arrays import ArrayFile, ArrayFiles
-from aprfmt.inference.engines.dump_names import RANK, DumpPlace, axis_of, named_in_layer, place_of
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import (
     SUMMED,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from aprfmt.inference.capture import instances, key_name
 from aprfmt.inference.engines.captures import Captures, open_captures
 from aprfmt.inference.engines.dump_folders import BATCH, Dump, Pass, is_dump, read_dump
 from aprfmt.inference.engines.engine_modules import (
+    JOINED,
     has_engine_modules,
     module_name,
+    split_joined,
     under_module_names,
 )
 from aprfmt.inference.engines.modules import Modules
@@ -22,6 +25,7 @@ from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths
 from aprfmt.inference.engines.sequences import AlignedArrays, align
 from aprfmt.model import Model
 
+WidthsOf = Callable[[Sequence[str]], PointWidths]
 _TOKENS = 8191  # a length that is no size of a model, to tell the axis of tokens
 _BATCHES = ("starts", "mask", "lengths", "counts", "requests")
 
@@ -35,16 +39,18 @@ def open_dump(
     `ids` name the sequence where there are several, `model` gives the sizes of whole arrays.
     Raises FormatError for what is damaged, a rank that is missing, or an unclear sequence.
     """
+    widths_of = _widths(model)
     with ExitStack() as stack:
         if is_dump(path):
-            yield _one_sequence(path, read_dump(path, stack, _widths(model)), ids)
+            yield _one_sequence(path, read_dump(path, stack, widths_of), ids, widths_of)
             return
         captures = stack.enter_context(open_captures(path))
         batch = _batch(captures)
         if batch is None:
-            yield captures
+            yield _with_parts(captures, widths_of)
             return
-        yield _one_sequence(path, Dump((batch,), {}, {}, (), captures.others), ids)
+        dump = Dump((batch,), {}, {}, (), captures.others)
+        yield _one_sequence(path, dump, ids, widths_of)
 
 
 def _batch(captures: Captures) -> Pass | None:
@@ -78,13 +84,36 @@ def _batch(captures: Captures) -> Pass | None:
     return made
 
 
-def _one_sequence(path: Path, dump: Dump, ids: Sequence[int] | None) -> Captures:
+def _with_parts(captures: Captures, widths_of: WidthsOf) -> Captures:
+    """Return captures with the results of joined modules, such as qkv_proj, cut into parts."""
+    joined = [name for name in captures.shapes if name.rpartition(".")[2] in JOINED]
+    parts = widths_of(joined).parts if joined else {}
+    if not parts:
+        return captures
+
+    def array(name: str) -> JoinedArray:
+        return JoinedArray(
+            name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
+        )
+
+    made, _ = split_joined({name: array(name) for name in captures.shapes}, {}, parts)
+    return replace(
+        captures,
+        shapes={name: one.shape for name, one in made.items()},
+        dtypes={name: one.dtype for name, one in made.items()},
+        read=lambda name: made[name].read(),
+    )
+
+
+def _one_sequence(
+    path: Path, dump: Dump, ids: Sequence[int] | None, widths_of: WidthsOf
+) -> Captures:
     try:
         found = align(dump, ids)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
     named = under_module_names(found.arrays, found.rows)
-    arrays = named.arrays
+    arrays, rows = split_joined(named.arrays, named.rows, widths_of(list(named.arrays)).parts)
     left = dict(found.left)
     left |= {f"{one.name} (pass {step})": one.says for step, one in dump.unequal}
     return Captures(
@@ -95,7 +124,7 @@ def _one_sequence(path: Path, dump: Dump, ids: Sequence[int] | None) -> Captures
         dump.others,
         found.ids,
         {},
-        named.rows,
+        rows,
         left,
         _facts(dump, found, named.notes),
     )
@@ -124,7 +153,7 @@ def _facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[st
     }
 
 
-def _widths(model: Model | None) -> Callable[[Sequence[str]], PointWidths]:
+def _widths(model: Model | None) -> WidthsOf:
     """Return what gives the sizes of whole arrays by their names; none without a model."""
     if model is None:
         return lambda names: PointWidths()

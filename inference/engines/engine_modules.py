@@ -6,7 +6,7 @@ that a hook which did not copy holds the next norm's result and the stream itsel
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,11 @@ MODULES: tuple[tuple[str, str], ...] = (
     (r"(layers\.\d+\.(?:mlp|block_sparse_moe))\.experts", r"\1"),
     (r"logits_processor|next_token_logits", "logits"),
 )
+# A module that joins several of transformers' -> these, in the order of its columns.
+JOINED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
 _HIDDEN, _RESIDUAL = ".0", ".1"
 _STRAIGHT = 1e-3  # relative distance of ratios from a product of rows and columns
 
@@ -78,6 +83,39 @@ def under_module_names(
             "the buffer after the hook; the residual, which then holds the whole stream, is taken"
         )
     return EngineNames(made, own, tuple(notes))
+
+
+def split_joined(
+    arrays: Mapping[str, JoinedArray],
+    rows: Mapping[str, tuple[int, ...]],
+    parts: Mapping[str, Sequence[tuple[int, int]]],
+) -> tuple[dict[str, JoinedArray], dict[str, tuple[int, ...]]]:
+    """Return arrays with the results of joined modules cut into their parts, and their rows.
+
+    `parts` are (elements, elements of a head) of each part by name; what they do not fit stays.
+    """
+    made: dict[str, JoinedArray] = {}
+    own: dict[str, tuple[int, ...]] = {}
+    for name, array in arrays.items():
+        above, _, last = name.rpartition(".")
+        widths = [width for width, _ in parts.get(name, ())]
+        names = JOINED.get(last, ())
+        if len(widths) != len(names) or sum(widths) != array.shape[-1]:
+            names, widths = (last,), [array.shape[-1] if array.shape else 0]
+        edge = 0
+        for part, width in zip(names, widths, strict=True):
+            whole = f"{above}.{part}" if above else part
+            shape = (*array.shape[:-1], width) if array.shape else array.shape
+            read = array.read if len(names) == 1 else _columns_of(array, edge, edge + width)
+            made[whole] = replace(array, name=whole, shape=shape, read=read)
+            if name in rows:
+                own[whole] = rows[name]
+            edge += width
+    return made, own
+
+
+def _columns_of(array: JoinedArray, first: int, stop: int) -> Callable[[], Numbers]:
+    return lambda: array.read()[..., first:stop]
 
 
 def has_engine_modules(names: Iterable[str]) -> bool:

@@ -155,8 +155,9 @@ def gradients_between(
             if reference is not None:
                 value = _value(reference, key, parameter)
                 others += [] if value is None else [_apart(value, truth, size)]
-            floor = ROOM * UNIT[run.dtype] * (1.0 if others else len(order) ** 0.5)
-            allowed.append(max(floor, MOST * min(others, default=0.0)))
+            one, alone = ROOM * UNIT[run.dtype], ROOM * UNIT[run.dtype] * len(order) ** 0.5
+            # Two runs that are wrong alike do not excuse each other.
+            allowed.append(max(one, min(MOST * min(others), MOST * alone)) if others else alone)
         gaps.append(GradientGap(key, parameter, size, apart, tuple(allowed)))
     flips = {
         number: flipped

@@ -30,8 +30,8 @@ class GradientMemory:
     """Bytes of a backward pass in one dtype.
 
     `weights` are all weights as the pass has them, `gradients` those of what trains, `activations`
-    what the graph of the longest sequence holds, `points` the wanted points' gradients and values
-    in float64 on the host. `passing` is the working space of the largest operation.
+    what the graph of the longest sequence holds, `points` the wanted points' gradients and values.
+    `passing` is the working space of the largest operation.
     """
 
     weights: int
@@ -43,7 +43,8 @@ class GradientMemory:
     @property
     def peak(self) -> int:
         """The most on the device at any time."""
-        return self.weights + self.gradients + self.activations + self.passing
+        every = (self.weights, self.gradients, self.activations, self.passing, self.points)
+        return sum(every)
 
     def to_json(self) -> dict[str, Any]:
         """Return the bytes as commands print them."""
@@ -97,7 +98,7 @@ def gradient_memory(
     saved = _stage_bytes(made, longest.ids, longest.labels, known, activations)
     recorded = 0
     if made.recorder is not None:
-        recorded = sum(x.numel() * 16 for x in made.recorder.held.values())
+        recorded = sum(x.numel() * 2 * size for x in made.recorder.held.values())
     many = len(documents(batch))
     made.weights.close()
     return GradientMemory(

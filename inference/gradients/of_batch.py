@@ -96,8 +96,8 @@ class PointGradients:
         self._wanted = None if wanted is None else frozenset(wanted)
         self._backend = backend
         self.held: dict[str, torch.Tensor] = {}
-        self.points: dict[str, list[Array]] = {}
-        self.values: dict[str, list[Array]] = {}
+        self.points: dict[str, list[torch.Tensor]] = {}
+        self.values: dict[str, list[torch.Tensor]] = {}
 
     def begin(self, facts: PassFacts) -> None:
         """Do nothing: a pass may come in several parts."""
@@ -112,8 +112,7 @@ class PointGradients:
         Of the chosen experts there is no gradient: their ids are a value.
         """
         if point == "experts" and torch.is_grad_enabled():
-            ids = self._backend.to_numpy(x)
-            self.values.setdefault(key_name(point, layer), []).append(ids)
+            self.values.setdefault(key_name(point, layer), []).append(torch.as_tensor(x))
         if not (isinstance(x, torch.Tensor) and x.is_floating_point() and torch.is_grad_enabled()):
             return x
         if x.requires_grad:
@@ -124,15 +123,18 @@ class PointGradients:
         return x
 
     def finish(self) -> None:
-        """Take the gradients of the pass that has ended; a point without one does not count."""
+        """Take the gradients of the pass that has ended; a point without one does not count.
+
+        They stay on the device, in its dtype.
+        """
         for key, x in self.held.items():
             if x.grad is not None:
-                self.points.setdefault(key, []).append(x.grad.double().cpu().numpy())
-                self.values.setdefault(key, []).append(x.detach().double().cpu().numpy())
+                self.points.setdefault(key, []).append(x.grad)
+                self.values.setdefault(key, []).append(x.detach())
         self.held.clear()
 
     def joined(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return gradients and values by key, the documents' rows one after the other.
+        """Return gradients and values by key on the host, the documents' rows one after the other.
 
         Attention's scores and probabilities [heads, tokens, keys] are joined for one document only:
         of several they are flattened, document by document.
@@ -143,12 +145,15 @@ class PointGradients:
         )
 
 
-def _joined(parts: Sequence[Array]) -> Array:
-    if len(parts) == 1:
-        return parts[0]
-    if len({part.shape[1:] for part in parts}) == 1:
-        return np.concatenate(parts)
-    return np.concatenate([part.reshape(-1) for part in parts])
+def _joined(parts: Sequence[torch.Tensor]) -> Array:
+    arrays: list[Array] = [
+        (part.double() if part.is_floating_point() else part).cpu().numpy() for part in parts
+    ]
+    if len(arrays) == 1:
+        return arrays[0]
+    if len({each.shape[1:] for each in arrays}) == 1:
+        return np.concatenate(arrays)
+    return np.concatenate([each.reshape(-1) for each in arrays])
 
 
 @dataclass

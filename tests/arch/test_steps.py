@@ -256,3 +256,16 @@ def test_a_matrix_of_either_orientation_is_read_by_its_shape() -> None:
     square = np.arange(9).reshape(3, 3)  # nothing tells: as it is, both ways
     assert step.apply([square], {"a": 3, "b": 3})[0] is square
     assert step.undo([square], {"a": 3, "b": 3})[0] is square
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3,), 1), ((3, 2), 1), ((4, 2), 0), ((), 0)])
+def test_a_stack_of_another_count_or_of_too_few_axes_is_refused(
+    shape: tuple[int, ...], axis: int
+) -> None:
+    step = Stacked("n_experts", axis)
+    for axes in ([shape], [(3, 3)]):
+        if axes == [shape]:
+            with pytest.raises(ArchError, match="expected 3 on"):
+                step.stored_shapes(axes, {"n_experts": 3}, 3)
+        else:
+            assert step.stored_shapes(axes, {"n_experts": 3}, 3) == [(3,)] * 3

@@ -1,5 +1,6 @@
 """A line that says how many more there are, or repeats what was found, counts what was left out."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 from aprfmt.base.protocols import Note
 from aprfmt.checks import check_runner
 from aprfmt.checks.records import LISTED, Finding, Result
-from aprfmt.cli import diff
+from aprfmt.cli import diff, render
 from aprfmt.cli.diff import FINDINGS
+from aprfmt.cli.inspect import summary
+from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.trace import dumped_arrays, reference
 from aprfmt.model import Model
 from tests.cli.run import aprfmt
@@ -86,3 +89,44 @@ def test_tensors_says_warnings_and_remarks_alone(
     monkeypatch.setattr(Model, "notes", property(lambda self: notes))
     err = aprfmt("tensors", demo_model, "--limit", "1").err
     assert "a remark" in err and "a warning" in err and "quiet one" not in err
+
+
+@pytest.mark.parametrize("warnings", [0, 1, 2])
+def test_the_first_line_counts_warnings_that_it_does_not_say(
+    warnings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = {"level": "warning", "key": "x", "text": ""}
+    body: Any = {
+        "architecture": "llama", "metadata_names": {}, "encodings": {}, "unread": [],
+        "tokenizer": {}, "relations": [{"says": "another name"}],
+        "notes": [*[note] * warnings, {**note, "level": "note"}, {**note, "key": "relation"}],
+    }  # fmt: skip
+    opened: Any = SimpleNamespace(damage=(), unread=None, folder=None, path=Path("m.gguf"))
+    said = [] if not warnings else [f"{warnings} warning{'s' * (warnings > 1)}"]
+    assert summary._unusual(opened, body) == ["another name", *said]
+
+
+def test_every_point_is_explained_once(demo_model: Path) -> None:
+    rows = [
+        row for row in aprfmt("trace", demo_model, "--json").json["points"] if not row["absent"]
+    ]
+    points = {row["point"] for row in rows}
+    lines = aprfmt("trace", demo_model, "--list-points").out.splitlines()
+    first = [word for line in lines for word in line.split()[:1] if word in points]
+    assert sorted(first) == sorted(points) and len(rows) > len(points)
+
+
+def test_the_reference_is_named_and_runs_are_numbered_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(render, "say", lambda text, style="": said.append(text))
+    runs = [SimpleNamespace(via=None, unknown=None, points=7, ran=name, requested=name)
+            for name in ("numpy", "torch", "cupy")]  # fmt: skip
+    found: Any = SimpleNamespace(
+        through=None, architecture="llama", weights_class="plain", model="m", ids=(1,), runs=runs,
+        pairs=(), noise=None, arbiter=(),
+    )  # fmt: skip
+    parity_output.show(found, every=False)
+    names = [text.strip().partition(":")[0] for text in said[1:]]
+    assert names == ["reference", "run 1", "run 2"]

@@ -105,12 +105,22 @@ def test_the_older_importance_matrix_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["<!DOCTYPE html>\n<html>", "\n<html lang=en>", "Entry not found", '{"error":"no"}']
-)
-def test_a_saved_web_page_is_named(text: str, tmp_path: Path) -> None:
+    ("text", "says"),
+    [
+        ("<!DOCTYPE html>\n<html>", "a web page saved in place of the file"),
+        ("\n<html lang=en>", "a web page saved in place of the file"),
+        ("Entry not found", "a web page saved in place of the file"),
+        ('{"error":"no"}', 'error message (JSON) saved in place of the file: {"error":"no"}'),
+        ('{ "error" : "\x1b[2J"}', "(JSON) saved in place of the file: "),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5519056\n",
+         "a git-lfs pointer, not the model itself of 5519056 bytes: fetch it with git lfs pull"),
+        ("version https://git-lfs.github.com/spec/v1\n", "not the model itself: fetch it"),
+    ],
+)  # fmt: skip
+def test_what_was_saved_in_place_of_a_file_is_named(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_text(text)
     done = aprfmt("inspect", tmp_path / "a.gguf")
-    assert done.code == 2 and "a web page saved in place of the file" in done.err
+    assert done.code == 2 and says in done.err and "\x1b" not in done.err
 
 
 def test_a_hub_cache_is_looked_into(demo_model: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The published suites over our own tables: a new row is tested by standing there."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,3 +128,24 @@ def test_a_format_that_cannot_write_over_its_own_file_is_refused(
     monkeypatch.setattr(suite, "write", write)
     with pytest.raises(FormatError, match="never again"):
         check_format("safetensors", tmp_path)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 15])
+def test_a_format_that_opens_a_cut_file_is_found(
+    cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it is cut."""
+    real = vars(suite)["open_source"]
+
+    def lenient(path: Path) -> Any:
+        if path.name.startswith("damaged") and path.stat().st_size == whole * cut // 16:
+            return contextlib.nullcontext(SimpleNamespace(tensors={}))
+        return real(path)
+
+    check_format("gguf", tmp_path)
+    whole = next(tmp_path.glob("whole*")).stat().st_size
+    for path in tmp_path.iterdir():
+        path.unlink()
+    monkeypatch.setattr(suite, "open_source", lenient)
+    with pytest.raises(AssertionError, match=f"{cut}/16 of a file open"):
+        check_format("gguf", tmp_path)

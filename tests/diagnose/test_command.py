@@ -11,8 +11,11 @@ import pytest
 import aprfmt
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis import Diagnosis, diagnose
+from aprfmt.diagnosis.walk import Walk
+from aprfmt.errors import UsageError
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.trace_file import load_trace
+from aprfmt.model import open_model
 from tests.cli.run import aprfmt as command
 from tests.diagnose.engines import place, tiny_folder, trace
 from tests.diagnose.faults import FAULTS
@@ -129,3 +132,44 @@ def test_ids_that_a_trace_was_not_run_on_are_refused() -> None:
     found = diagnose(str(folder), str(wrong_theta()), ids=(1, 2, 3))
     assert found.exit_code == 2 and "other token ids" in found.reason
     assert place("anything").parent.exists()
+
+
+@pytest.fixture
+def other_template(demo_model: Path, tmp_path: Path) -> Path:
+    """Return the model with another chat template: both compute the same."""
+    for file in demo_model.iterdir():
+        if file.name != "chat_template.jinja":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "passes"),
+    [("", "", False), ("@numpy:float64", "", True), ("", "@numpy:float64", True),
+     ("@numpy", "@numpy:float64", True)],
+)  # fmt: skip
+def test_a_run_that_was_asked_for_is_looked_at_though_models_compute_the_same(
+    a: str, b: str, passes: bool, demo_model: Path, other_template: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    looked: list[str] = []
+    monkeypatch.setattr(Walk, "_forward", lambda self: looked.append("forward"))
+    found = diagnose(f"{demo_model}{a}", f"{other_template}{b}", ids=IDS[:3])
+    assert [one.cause for one in found.findings] == ["chat_template"]
+    assert bool(looked) is passes
+
+
+def test_a_prompt_is_encoded_by_the_models_own_tokenizer(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Walk, "run", lambda self: self.ids)
+    with open_model(demo_model) as model:
+        ids = tuple(model.tokenizer.encode("What is 2+2?"))
+    sides = (str(demo_model), str(demo_model))
+    found: Any = diagnose(*sides, prompt="What is 2+2?")
+    assert found == ids and len(ids) > 2
+    found = diagnose(*sides, ids=ids)
+    assert found == ids
+    with pytest.raises(UsageError, match="one of ids and prompt"):
+        diagnose(*sides, prompt="x", ids=ids)

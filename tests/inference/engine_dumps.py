@@ -1,7 +1,7 @@
 """Dumps as engines write them: a model's own values under their modules, by rank and by pass.
 
 The formats are those of SGLang's hook and dumper and of vLLM's dump by rank (their sources stand in
-aprfmt.inference.engines.dump_names). Values are cut as tensor, sequence, context, expert, data and
+aprfmt.base.dump_names). Values are cut as tensor, sequence, context, expert, data and
 pipeline parallelism cut them.
 """
 

@@ -100,6 +100,12 @@ def test_a_wrong_backward_is_placed_and_its_run_named(fault: str, run: int) -> N
     assert not last.wrong
 
 
+def test_two_runs_that_are_wrong_alike_do_not_excuse_each_other() -> None:
+    both = [GradientRun("cpu", "float32", wrong("activate", 1.02, 1)) for _ in range(2)]
+    found = gradients_between(*made("llama"), both)
+    assert found.wrong == (0, 1) and found.first(0) == found.first(1) == "L1.ffn_gate"
+
+
 def test_one_run_is_nothing_to_compare() -> None:
     with pytest.raises(UsageError, match="1 run to compare"):
         gradients_between(*made("llama"), [GradientRun("cpu", "float32")])

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.base.dump_names import place_of
 from aprfmt.causes.forward.shards import ROLES as SUMS
 from aprfmt.causes.forward.shards import role_of
 from aprfmt.errors import FormatError
-from aprfmt.inference.engines.dump_names import place_of
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
+from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
-from aprfmt.measure.traces import compare_traces
+from aprfmt.measure.traces import compare_traces, rounding_ratios
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.diagnose.engines import broken, tiny_folder
@@ -651,3 +652,56 @@ def test_sums_before_their_all_reduce_are_added(tmp_path: Path) -> None:
     with opened(folder) as trace:
         assert "attn_out" in equal_points(trace, own_of(), 29)
         assert not trace.run["dump"]["unequal"]
+
+
+def test_the_first_token_that_differs_is_named_with_its_pass(tmp_path: Path) -> None:
+    """From the second decode step on, key heads of layer 1 are off."""
+    right = own_of()
+    off = {key: np.array(value) for key, value in right.items()}
+    off["L1.k"][26:] *= 1.5
+    reference = tmp_path / "right.safetensors"
+    cuts = [(0, 25), (25, 26), (26, 27), (27, 29)]
+    found = modules(off)
+    hook_passes(
+        tmp_path / "d" / "TP0_PP0_Rank0_pid1",
+        [
+            (
+                batch(IDS[a:b], range(a, b), [b]),
+                state({name: rows(value, range(a, b)) for name, value in found.items()}),
+            )
+            for a, b in cuts
+        ],
+    )
+    model = tiny_folder("llama")
+    aprfmt(
+        "trace",
+        model,
+        "--payload",
+        "--points",
+        "all",
+        "--ids",
+        ",".join(map(str, IDS)),
+        "--save",
+        reference,
+    )
+    done = aprfmt("trace", model, "--map", tmp_path / "d", "--reference", reference, "--json")
+    assert done.code == 1
+    first = done.json["reference"]["first_token"]
+    assert (first["position"], first["key"], first["dump_pass"]) == (26, "L1.k", 2)
+    told = aprfmt("diagnose", model, tmp_path / "d", "--json")
+    assert told.json["facts"]["first_token"]["position"] == 26
+
+
+def test_the_ratio_of_three_tensors() -> None:
+    """1 for rounding of the same kind, larger for more than rounding, 0 for no difference."""
+    exact = np.linspace(1, 2, 8)
+    known = {"logits": exact}
+
+    def trace(values: Any) -> Trace:
+        record = Record("logits", -1, (1, 8), (0,), "float32", None, "cpu", None)
+        return Trace({}, {"logits": record}, fetch=lambda key: np.reshape(values, (1, 8)))
+
+    runs = [trace(known["logits"] + one) for one in (0.002, 0.0, 0.001)]
+    assert rounding_ratios(["logits"], runs[0], runs[1], runs[2])["logits"] == pytest.approx(2)
+    assert rounding_ratios(["logits"], runs[1], runs[1], runs[2])["logits"] == 0
+    assert rounding_ratios(["logits"], runs[0], runs[1], runs[1])["logits"] == np.inf

@@ -275,3 +275,11 @@ def test_what_cannot_be_opened_is_exit_2(demo_model: Path, tmp_path: Path) -> No
     for path in (cut, unknown, tmp_path / "absent.gguf"):
         done = aprfmt("qa", path, "--json")
         assert done.code == 2 and done.json["error"]["message"]
+
+
+def test_every_gate_is_announced_before_it_is_asked(demo_model: Path) -> None:
+    said: list[tuple[str, int, int]] = []
+    rows = [row.name for row in qa.gates()]
+    report = qa.run(demo_model, only=[rows[0]], progress=lambda *of: said.append(of))
+    assert said == [(name, at, len(rows)) for at, name in enumerate(rows)]
+    assert [each.name for each in report.answers] == rows

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 import aprfmt
 from aprfmt.errors import UsageError
 from aprfmt.model import open_model
-from aprfmt.model.renames import Rename, parse_rename, rename_modules, rename_names
+from aprfmt.model.renames import (
+    _MOST,
+    Rename,
+    component_rules,
+    parse_rename,
+    rename_modules,
+    rename_names,
+)
 from tests.cli.run import aprfmt as command
 from tests.models import save_tiny
 from tests.relations.edits import remedied, same, substituted, with_names
@@ -172,3 +179,26 @@ def test_modules_of_a_quantization_follow_their_tensors() -> None:
     }  # fmt: skip
     assert made["quantization_config"]["ignore"] == ["new.c", "re:.*d"]
     assert json.loads(json.dumps(config))["quantization"]["old.a"] == {"bits": 6}
+
+
+def test_a_size_that_is_not_known_fits_any() -> None:
+    for size, there in ((0, 0), (6, 0), (0, 6), (6, 6), (6, 5)):
+        rules = component_rules(
+            "hf",
+            {"model.layers.0.attention.q.weight": size},
+            {"model.layers.0.self_attn.q.weight": there},
+        )
+        fits = not size or not there or size == there
+        assert rules == ([Rename("attention", "self_attn")] if fits else []), (size, there)
+
+
+def test_one_relation_renames_so_many_components() -> None:
+    """The ones that most names ask for; each new component once."""
+    left = {f"model.layers.{at}.old_{n}.w": 0 for n in range(_MOST + 3) for at in range(n + 1)}
+    missing = {name.replace("old_", "new_"): 0 for name in left}
+    sized = {name: 10 + int(name.split("_")[1].partition(".")[0]) for name in left}
+    rules = component_rules(
+        "hf", sized, {name: sized[name.replace("new_", "old_")] for name in missing}
+    )
+    most = range(_MOST + 2, 2, -1)
+    assert rules == [Rename(f"old_{n}", f"new_{n}") for n in most] and len(rules) == _MOST

@@ -12,6 +12,7 @@ from aprfmt.tokenizer import engine_server, isolated, keys
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.hf_engine import HfEngine
+from aprfmt.tokenizer.hf_json import FLAGS, config_added
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 
@@ -65,3 +66,22 @@ def test_an_answer_may_be_as_long_as_its_limit(room: int, monkeypatch: pytest.Mo
     first, second = out.getvalue().splitlines()
     assert json.loads(first) == ["ok", None]
     assert second == (wanted if room >= 0 else b'["output", ""]')
+
+
+def test_tokenizer_config_adds_what_is_new_and_changes_what_has_other_flags() -> None:
+    flags = dict.fromkeys(FLAGS, False)
+    special = {**flags, "special": True}
+    decoder = {
+        "10": {"content": "<new>", **special}, "9": {"content": "<changed>", **special},
+        "2": {"content": "<same>", **flags}, "11": {"content": "<new>", **special},
+    }  # fmt: skip
+    carried: Any = SimpleNamespace(
+        where="m", parse=lambda name: {},
+        tokenizer_config={
+            "added_tokens_decoder": decoder, "eos_token": "<eos>", "bos_token": "<same>",
+        },
+    )  # fmt: skip
+    known = {"<same>": flags, "<changed>": flags, "<other>": flags}
+    found = [(row["content"], {flag: row[flag] for flag in FLAGS})
+             for row in config_added(carried, known)]  # fmt: skip
+    assert found == [("<changed>", special), ("<new>", special), ("<eos>", special)]

@@ -127,6 +127,21 @@ def stale() -> Made:
     )
 
 
+def exchanged() -> Made:
+    """Return a second step whose moments were made with beta 2 for beta 1, and back."""
+    steps, state = torch_steps(adamw, 1)
+    after = {}
+    for name, w in steps[0].items():
+        g = gradients(2)[name].astype(np.float64)
+        m = B2 * state[f"{name}.exp_avg"].astype(np.float64) + (1 - B2) * g
+        v = B1 * state[f"{name}.exp_avg_sq"].astype(np.float64) + (1 - B1) * g * g
+        step = -LR * (m / (1 - B2**2)) / (np.sqrt(v / (1 - B1**2)) + EPS)
+        after[name] = (w + step - (LR * WD * w if w.ndim > 1 else 0)).astype(np.float32)
+    return Made(
+        after, f"adamw:lr={LR},wd={WD},step=2", before=steps[0], grads=gradients(2), state=state
+    )
+
+
 def momentum(after: dict[str, Any], stated: str) -> Made:
     """Return a second step of SGD with momentum."""
     steps, _ = torch_steps(lambda t, p: sgd(t, p, **after), 2)
@@ -236,6 +251,7 @@ FAULTS = (
         lambda name, w, m, v: -LR * m / (np.sqrt(v) + EPS))),
     StepFault("epsilon inside at step 3", "epsilon_place", lambda: second_step(
         lambda name, w, m, v: -LR * (m / (1 - B1**3)) / np.sqrt(v / (1 - B2**3) + EPS))),
+    StepFault("betas exchanged", "betas", exchanged),
     StepFault("Nesterov", "momentum", lambda: momentum(
         {"momentum": 0.9, "nesterov": True}, f"{SGD},momentum=0.9")),
     StepFault("no momentum", "momentum", lambda: momentum({}, f"{SGD},momentum=0.9")),
@@ -271,6 +287,12 @@ def later(**more: Any) -> Made:
     return Made(steps[2], f"adamw:lr={LR},wd={WD}", before=steps[1], state=state, **more)
 
 
+def by_state(**settings: Any) -> Made:
+    """Return a third step with the state of it."""
+    steps, state = torch_steps(lambda t, p: adamw(t, p, **settings), 3)
+    return Made(steps[2], f"adamw:lr={LR},wd={WD}", before=steps[1], state=state)
+
+
 INNOCENTS: dict[str, Callable[[], Made]] = {
     "AdamW, sizes": lambda: Made(torch_steps(adamw)[0][0]),
     "AdamW, sizes, no step said": lambda: Made(torch_steps(adamw)[0][0], f"adamw:lr={LR},wd={WD}"),
@@ -287,6 +309,10 @@ INNOCENTS: dict[str, Callable[[], Made]] = {
         torch_steps(adamw, clip=CLIP)[0][0], f"{STATED},clip={CLIP}", grads=gradients(1)),
     "AdamW by one loop": lambda: given(
         torch_steps(lambda t, p: adamw(t, p, foreach=False))[0][0]),
+    "clipped, and not said": lambda: Made(
+        torch_steps(adamw, clip=1.0, scale=100.0)[0][0], STATED,
+        grads={name: g * np.float32(100) for name, g in gradients(1).items()}),
+    "amsgrad by its state": lambda: by_state(amsgrad=True),
     "bfloat16 beside float32, sizes": lambda: Made(
         finer(torch_steps(adamw)[0][0]), encoding="BF16"),
     "bfloat16 beside float32": lambda: given(finer(torch_steps(adamw)[0][0]), encoding="BF16"),

@@ -77,14 +77,26 @@ def right_gradients() -> Values:
     return {name: g * np.float32(SIZE) for name, g in gradients(1).items()}
 
 
-def report_of(folder: Path, given: Values, encoding: str = "F32") -> StepReport:
-    """Return what is said of gradients that a trainer gave for the tiny model."""
-    before = save(folder / "before", weights(), encoding)
+def report_of(
+    folder: Path,
+    given: Values,
+    encoding: str = "F32",
+    right: Values | None = None,
+    trained_in: str | None = None,
+) -> StepReport:
+    """Return what is said of gradients that a trainer gave for the tiny model.
+
+    `right` are those of a model whose head is the table of tokens.
+    """
+    folder.mkdir(exist_ok=True)
+    before = save(folder / "before", weights(), encoding, tied=right is not None)
     with open_model(before) as model:
         names = {row.key: row.names[0] for row in pair_parameters(model, None).rows}
     grads = save_arrays(folder / "grads.npz", given)
-    computed = Computed(right_gradients(), names)
-    return explain_step(before, grads=(grads,), computed=computed, facts=Setting().facts)
+    computed = Computed(right_gradients() if right is None else right, names)
+    return explain_step(
+        before, grads=(grads,), computed=computed, facts=Setting().facts, trained_in=trained_in
+    )
 
 
 def times(factor: float, *names: str) -> Callable[[Values], Values]:

@@ -73,10 +73,13 @@ def rounded(values: NDArray[Any], encoding: str = "BF16") -> NDArray[Any]:
     return decode(encoding, encode(encoding, plain)[""], plain.shape)
 
 
-def save(folder: Path, values: Values, encoding: str) -> Path:
-    """Write a checkpoint of these weights."""
+def save(folder: Path, values: Values, encoding: str, *, tied: bool = False) -> Path:
+    """Write a checkpoint of these weights; `tied`: the table of tokens is the head, too."""
+    values = {name: each for name, each in values.items() if not (tied and name == HEAD)}
     raw = {name: float_bytes(each.astype(np.float32), encoding) for name, each in values.items()}
-    return llama_folder(folder, encoding, hidden=HIDDEN, vocab=VOCAB, layers=LAYERS, replaced=raw)
+    return llama_folder(
+        folder, encoding, hidden=HIDDEN, vocab=VOCAB, layers=LAYERS, tied=tied, replaced=raw
+    )
 
 
 def save_arrays(path: Path, values: Mapping[str, NDArray[Any]]) -> Path:

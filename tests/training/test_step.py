@@ -1,18 +1,38 @@
 """`aprfmt step`: forty mistakes are named and placed, and no step that is right is accused."""
 
+import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from aprfmt.causes import modules_of
+from aprfmt.errors import AprfmtError
+from aprfmt.training.step import explain_step
+from tests.conversion.folders import llama_folder
 from tests.training import adapters
-from tests.training.faults import FAULTS, INNOCENTS, StepFault
+from tests.training.faults import FAULTS, INNOCENTS, STATED, StepFault
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
     GradientFault,
+    noisy,
     report_of,
     right_gradients,
+)
+from tests.training.steps import (
+    EMBED,
+    HEAD,
+    LR,
+    WD,
+    gradients,
+    right,
+    save,
+    save_arrays,
+    stepped,
+    weights,
 )
 
 
@@ -40,6 +60,35 @@ def test_a_wrong_gradient_is_named_where_it_is(fault: GradientFault, tmp_path: P
     found = report.causes[0]
     assert (len(found.roles), found.level) == (fault.tensors, fault.level)
     assert fault.says in found.says
+
+
+def test_rounding_of_few_bits_is_open_until_it_is_said(tmp_path: Path) -> None:
+    """Float32 files whose trainer computed in bfloat16: no alarm, and no verdict before that."""
+    given = noisy(1e-2)(right_gradients())
+    assert report_of(tmp_path, given).exit_code == 2
+    assert report_of(tmp_path / "said", given, trained_in="bfloat16").exit_code == 0
+
+
+@pytest.mark.parametrize("part", [EMBED, HEAD])
+def test_one_part_of_a_tied_gradient_is_named(part: str, tmp_path: Path) -> None:
+    parts = right_gradients()
+    both = {name: each for name, each in parts.items() if name != HEAD}
+    both[EMBED] = parts[EMBED] + parts[HEAD]
+    report = report_of(tmp_path, both | {EMBED: parts[part]}, right=both)
+    assert [(one.cause, one.level) for one in report.causes] == [("gradient_tied", "explained")]
+    whole = report_of(tmp_path / "right", both, right=both)
+    assert whole.causes == () and whole.exit_code == 0
+
+
+def test_every_cause_of_a_step_has_its_fault() -> None:
+    """Those of adapters and of tied tables stand in tests of their own."""
+    seeded = {fault.cause for fault in (*FAULTS, *GRADIENT_FAULTS)} - {"", "nonfinite"}
+    rows = {
+        row.name
+        for module in modules_of("training")
+        for row in getattr(import_module(module), "CAUSE_ROWS", ())
+    }
+    assert seeded | {"adapter_half_frozen", "adapter_frozen", "gradient_tied"} == rows
 
 
 @pytest.mark.parametrize("name", GRADIENT_INNOCENTS)
@@ -77,3 +126,129 @@ def test_an_adapter_whose_a_is_frozen_everywhere_is_open(tmp_path: Path) -> None
     """It may be meant so; it is not said to agree either."""
     report = adapters.report_of(tmp_path, False, lambda name: "lora_A" in name)
     assert report.causes == () and report.exit_code == 2
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return a checkpoint, the one after a step, one of another width, and arrays."""
+    folder = tmp_path_factory.mktemp("files")
+    w, g = weights(), gradients(1)
+    half = {name: each[: len(each) // 2] for name, each in g.items()}
+    state = {f"{name}.exp_avg": each for name, each in g.items()}
+    two = {EMBED + ".step": np.asarray([1.0]), HEAD + ".step": np.asarray([2.0])}
+    return {
+        "before": save(folder / "before", w, "F32"),
+        "after": save(folder / "after", stepped(right), "F32"),
+        "other": llama_folder(folder / "other", "F32", hidden=32, layers=1),
+        "grads": save_arrays(folder / "grads.npz", g),
+        "half": save_arrays(folder / "half.npz", half),
+        "names": save_arrays(folder / "names.npz", {"weight": g[HEAD]}),
+        "state": save_arrays(folder / "state.npz", state),
+        "steps": save_arrays(folder / "steps.npz", state | two),
+        "adapter": adapters.write(folder / "adapter", adapters.adapter(True)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "nothing to explain; give --after CKPT"),
+        ({"after": "other"}, r"other.*: is a checkpoint of another model: .* is \[33, 32\]; "
+         r"expected \[40, 64\]"),
+        ({"after": "adapter"}, "is an adapter, .* is a whole model"),
+        ({"after": "after", "grads": "half"}, r"half.npz: .* is \[.*\]; expected \["),
+        ({"after": "after", "grads": "names"}, "names.npz: holds no gradient of .*'weight' is no "
+         "parameter of it"),
+        ({"after": "after", "optimizer": "adamw"}, "no lr; expected the rate of this step"),
+        ({"after": "after", "optimizer": "adamw:lr=-1"}, "lr=-1; expected a number of at least 0"),
+        ({"after": "after", "optimizer": "adamw:lr=1,b1=1.5"}, "b1=1.5; expected .* below 1"),
+        ({"after": "after", "optimizer": "adamw:lr=1,rate=2"}, "'rate=2'; expected NAME=VALUE of"),
+        ({"after": "after", "optimizer": "muon:lr=1"}, "no optimizer 'muon'; known: adamw, adam"),
+        ({"after": "after", "optimizer_state": "state"}, "state.npz: holds no settings of its "
+         "optimizer"),
+        ({"after": "after", "optimizer_state": "state", "optimizer": "sgd:lr=1,momentum=0.9"},
+         "state.npz: does not say how many steps were made; add step=N"),
+        ({"after": "after", "optimizer_state": "steps", "optimizer": "adam:lr=1"},
+         "steps.npz: its parameters are of steps 1 to 2; expected one number"),
+        ({"after": "after", "optimizer_state": "grads", "optimizer": "adam:lr=1"},
+         "grads.npz: holds no optimizer's state"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(given: dict[str, str], says: str, files: dict[str, Path]) -> None:
+    """Nothing is said by halves: an error, and no report."""
+    read = {
+        name: value if name == "optimizer" else (files[value],) if name == "grads" else files[value]
+        for name, value in given.items()
+    }
+    with pytest.raises(AprfmtError) as found:
+        explain_step(files["before"], **read)  # type: ignore[arg-type]
+    assert re.search(says, str(found.value)) and "\n" not in str(found.value)
+
+
+def test_a_gradient_with_nan_is_a_difference(files: dict[str, Path], tmp_path: Path) -> None:
+    g = {name: each.copy() for name, each in gradients(1).items()}
+    g[HEAD][0, 0] = np.nan
+    grads = save_arrays(tmp_path / "nan.npz", g)
+    report = explain_step(files["before"], after=files["after"], grads=[grads], optimizer=STATED)
+    assert report.exit_code == 1
+    assert [(one.cause, one.where) for one in report.causes] == [("nonfinite", (HEAD,))]
+
+
+def test_a_parameter_without_a_gradient_stays_open(files: dict[str, Path], tmp_path: Path) -> None:
+    """At a later step nothing says its update: it is in the denominator. Seen red: left out."""
+    g = {name: each for name, each in gradients(1).items() if name != HEAD}
+    grads = save_arrays(tmp_path / "some.npz", g)
+    report = explain_step(
+        files["before"], after=files["after"], grads=[grads], optimizer="sgd:lr=1e9"
+    )
+    assert [row.key for row in report.tensors if row.verdict == "not compared"] == ["output.weight"]
+
+
+def test_what_is_of_no_parameter_stays_open(files: dict[str, Path], tmp_path: Path) -> None:
+    grads = save_arrays(tmp_path / "more.npz", gradients(1) | {"model.vision.weight": np.ones(3)})
+    report = explain_step(files["before"], after=files["after"], grads=[grads], optimizer=STATED)
+    assert report.exit_code == 2 and "gradient model.vision.weight" in report.pronounced.says
+
+
+@pytest.mark.parametrize("wrapped", ["module.{}", "_orig_mod.{}", "{}.grad", "grads.{}"])
+def test_names_of_trainers_are_known(wrapped: str, files: dict[str, Path], tmp_path: Path) -> None:
+    g = {wrapped.format(name): each for name, each in gradients(1).items()}
+    grads = save_arrays(tmp_path / "g.npz", g)
+    report = explain_step(files["before"], after=files["after"], grads=[grads], optimizer=STATED)
+    assert report.exit_code == 0
+
+
+# --- files of torch -----------------------------------------------------------------------------
+
+
+def test_the_state_that_torch_saves_is_read_by_its_names(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Settings are those of its groups; parameters are named there, or told by their shapes."""
+    import torch
+
+    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
+    optimizer = torch.optim.AdamW(list(held.items()), lr=LR, weight_decay=WD)
+    for name, parameter in held.items():
+        parameter.grad = torch.from_numpy(gradients(1)[name])
+    optimizer.step()
+    after = {name: parameter.detach().numpy() for name, parameter in held.items()}
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    torch.save({name: p.grad for name, p in held.items()}, tmp_path / "grads.pt")
+    stepped_to = save(tmp_path / "after", after, "F32")
+    report = explain_step(
+        files["before"],
+        after=stepped_to,
+        optimizer_state=tmp_path / "state.pt",
+        grads=[tmp_path / "grads.pt"],
+    )
+    assert report.exit_code == 0 and report.counts["agrees"] == 21
+    assert report.optimizer == f"adamw:lr={LR:g},b1=0.9,b2=0.999,eps=1e-08,wd={WD:g},step=1"
+    state = optimizer.state_dict()
+    del state["param_groups"][0]["param_names"]
+    torch.save(state, tmp_path / "numbers.pt")
+    with pytest.raises(AprfmtError, match=r"numbers.pt: names its parameters by numbers"):
+        explain_step(files["before"], after=stepped_to, optimizer_state=tmp_path / "numbers.pt")

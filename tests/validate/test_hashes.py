@@ -171,3 +171,17 @@ def test_a_text_that_came_later_is_named(written: tuple[Path, Path]) -> None:
     assert failures(folder, manifest) == [
         {"key": "generation_config.json", "what": "not in the manifest"}
     ]
+
+
+def test_texts_are_not_compared_with_a_manifest_of_another_format(tmp_path: Path) -> None:
+    """The same model in GGUF has other keys and texts: they are left, and that is said."""
+    folder = llama_folder(tmp_path / "m", "F32", layers=1)
+    assert command("hash", folder, "--write").code == 0
+    (listed,) = folder.glob("*.aprfmt-hash.json")
+    assert command("convert", folder, tmp_path / "m.gguf").code == 0
+    assert command("hash", folder, "--check", listed).out == "equal to the manifest, 12 tensors\n"
+    other = command("hash", tmp_path / "m.gguf", "--check", listed)
+    assert other.code == 0 and other.out == (
+        "equal to the manifest in what was compared: 12 tensors; not compared: section keys and "
+        "texts (the manifest is of safetensors)\n"
+    )

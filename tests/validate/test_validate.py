@@ -24,7 +24,7 @@ from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats.mapped_file import MemoryTensor
 from tests.cli.run import ROOT, aprfmt
 from tests.conftest import not_run
-from tests.conversion.folders import write_safetensors
+from tests.conversion.folders import llama_folder, write_safetensors
 from tests.formats.apr_files import AprFile, Tensor
 from tests.formats.gguf_files import DATA, File, plain
 from tests.validate import bases
@@ -380,3 +380,11 @@ def test_every_faulty_writer_is_known_by_its_files(fault: WriterFault, tmp_path:
     report = validate(path)
     (noted,) = [noted for noted in report.findings if noted.check == "writer"]
     assert fault.writer in noted.finding.found and noted.finding.level == fault.level
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_check_of_matrices_counts_them(layers: int, tmp_path: Path) -> None:
+    """Seven matrices a layer, the table of tokens and the head."""
+    report = package.validate(llama_folder(tmp_path / "m", "F32", layers=layers))
+    (found,) = [check.found for check in report.checks if check.name == "filled"]
+    assert found.startswith(f"{7 * layers + 2} matrices")

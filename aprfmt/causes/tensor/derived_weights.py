@@ -3,11 +3,12 @@
 A damaged copy differs in few tensors. If nearly all matrices differ a little or a lot, and are
 related to the other side's, the file is derived from it. So it is if these are a part that people
 train: all matrices of some kinds in some layers (the MLP, the experts, the last layers), or the
-head or the table of tokens alone. An adapter adds a product of few columns:
-the difference has a low rank in all matrices it was made for, in all layers. If it was merged into
-one shard only, the ranks are low there and nothing differs elsewhere.
+head or the table of tokens alone. A pruned one has zeros for small values. An adapter adds a
+product of few columns: the difference has a low rank in all matrices it was made for, in all
+layers. If it was merged into one shard only, the ranks are low there and nothing differs elsewhere.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,7 +53,7 @@ CAUSE_ROWS = (
     ),
     Cause(
         "derived", "identity", "not_comparable",
-        "One side was trained further: other weights, not a damaged copy.",
+        "One side was trained further, or pruned: other weights, not a damaged copy.",
         "Nearly all matrices differ and are related to the other side's.",
         "Most matrices differ, by the printed distances, and correlate with the other side's.",
         next="distances",
@@ -76,6 +77,7 @@ MOVED = 0.7  # share of a vector's change from which it follows the values, or i
 LEAST = 16  # values of a vector below which its change says nothing
 FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
+SMALLER = 0.75  # of the others' mean size that values have at most which a pruning took
 EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
 
 
@@ -89,6 +91,8 @@ class MatrixChange:
     related: float
     plain: bool  # both sides are stored as floats
     experts: tuple[int, ...] = ()  # of a stack, those that differ, where not all do
+    pruned: float = 0.0  # share of the values that B has set to zero, where all others are equal
+    of_four: int = 0  # so many of every four values in a row are, where it is the same everywhere
 
 
 def models(
@@ -155,8 +159,27 @@ def _change(pair: TensorPair) -> MatrixChange | None:
         return None  # a few rows or columns have a low rank, too
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
-    return MatrixChange(pair.key, _rank(delta, unit * norm), norms.exact_norm(delta) / norm,
-                        _correlation(x, y), plain, experts)  # fmt: skip
+    pruned, of_four = _pruned(x, y)
+    rank = 0 if pruned else _rank(delta, unit * norm)
+    return MatrixChange(pair.key, rank, norms.exact_norm(delta) / norm, _correlation(x, y), plain,
+                        experts, pruned, of_four)  # fmt: skip
+
+
+def _pruned(x: "Array", y: "Array") -> tuple[float, int]:
+    """Return the share of a matrix's values that were set to zero, and how many of every four.
+
+    0 where another value differs, or where those set to zero were no smaller than the others: what
+    was lost, or never written, does not choose the small ones.
+    """
+    zeroed = (y == 0) & (x != 0)
+    if not zeroed.any() or not np.array_equal(x[~zeroed], y[~zeroed]):
+        return 0.0, 0
+    left = np.abs(x[~zeroed])
+    if not left.any() or np.abs(x[zeroed]).mean() > SMALLER * left.mean():
+        return 0.0, 0
+    fours = zeroed.reshape(-1, 4).sum(1) if x.shape[1] % 4 == 0 else np.zeros(1)
+    same = int(fours[0]) if (fours == fours[0]).all() else 0
+    return float(zeroed.mean()), same
 
 
 def _correlation(x: "Array", y: "Array") -> float:
@@ -217,12 +240,30 @@ def _explained(
     sizes = sorted(change.size for change in changes)
     if any(change.experts for change in changes):
         where += f"{',' if where else ':'} {_experts(changes)} alone"
+    least = _floor(min(change.related for change in related))
     text = (
         f"{len(changes)} of {len(matrices)} matrices differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} "
-        "of their norm, and belong to those of the other side (correlation "
-        f"{min(change.related for change in related):.2g} and more): trained further{where}"
+        f"of their norm, and belong to those of the other side (correlation {least}): "
+        f"{_how(changes)}{where}"
     )
     return {change.key: _derived(change, text) for change in changes}
+
+
+def _floor(related: float) -> str:
+    """Return the least correlation in words, rounded down: only equal values have 1."""
+    return f"at least {math.floor(1e4 * related) / 1e4:g}"
+
+
+def _how(changes: Sequence[MatrixChange]) -> str:
+    """Return what was done to all of these matrices."""
+    if not all(change.pruned for change in changes):
+        return "trained further"
+    fours = {change.of_four for change in changes}
+    if len(fours) == 1 and fours != {0}:
+        return f"pruned, {fours.pop()} of every 4 values are zero and all others equal"
+    shares = sorted(math.floor(1000 * change.pruned) / 10 for change in changes)
+    share = f"{shares[0]:g}" if shares[0] == shares[-1] else f"{shares[0]:g} to {shares[-1]:g}"
+    return f"pruned, {share} % of the values are zero, small ones, and all others equal"
 
 
 def _experts(changes: Sequence[MatrixChange]) -> str:
@@ -358,8 +399,8 @@ def _with_vectors(
     sizes = sorted(change.size for change in changes)
     text = (
         f"{len(changes)} vectors differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} of their norm, and "
-        f"belong to those of the other side (correlation {min(c.related for c in changes):.2g} and "
-        f"more): trained further: {named(keys)} alone"
+        f"belong to those of the other side (correlation {_floor(min(c.related for c in changes))}"
+        f"): trained further: {named(keys)} alone"
     )
     return {change.key: _derived(change, text) for change in changes}
 

@@ -65,6 +65,11 @@ class GradientCase:
         """Say whether the given gradient is the computed one."""
         return self.near(self.given, self.computed)
 
+    @property
+    def rounded(self) -> bool:
+        """Say whether it would be the computed one if the trainer had computed in few bits."""
+        return replace(self, coarse=True).right
+
     def half(self, odd: int) -> "GradientCase":
         """Return every other element as a case of its own."""
         flat = np.arange(self.given.size) % 2 == odd

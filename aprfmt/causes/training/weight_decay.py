@@ -42,15 +42,6 @@ CAUSE_ROWS = (
         "A vector shrinks beside its step.",
         "The step with decay gives every weight of the vectors.",
     ),
-    Cause(
-        "decay_on_all",
-        "update",
-        "same",
-        "Norms and biases decay as all weights do, as torch's optimizers do unless told otherwise.",
-        "Every vector shrinks beside its step.",
-        "The step with decay gives every weight of the vectors.",
-        next="nothing",
-    ),
 )
 
 

@@ -1,0 +1,62 @@
+"""Changes of a configuration's keys: in what two differ, and a model read with some changed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from aprfmt.arch.value_checks import same_value
+from aprfmt.base.protocols import Value
+from aprfmt.model import Model
+from aprfmt.model.renames import RenamedSource
+
+GONE = object()  # the key has to go
+IN_FILES = "safetensors"  # the key style whose values stand in a config.json
+
+Key = tuple[str, ...]
+Changes = Mapping[Key, Any]
+
+
+def differing_keys(
+    mine: Mapping[str, Value], theirs: Mapping[str, Value], above: Key = ()
+) -> Iterator[tuple[Key, Any]]:
+    """Yield the innermost keys in which a configuration differs from `mine`, with its values.
+
+    The value of a key that `mine` has not is GONE.
+    """
+    for key, value in mine.items():
+        other = theirs.get(key, GONE)
+        if isinstance(value, Mapping) and isinstance(other, Mapping | type(None)):
+            yield from differing_keys(value, other or {}, (*above, key))
+        elif other is GONE or not same_value(value, other):
+            yield (*above, key), value
+    for key in theirs:
+        if key not in mine:
+            yield (*above, key), GONE
+
+
+def read_with(b: Model, changes: Changes) -> Model:
+    """Return B, read with some keys changed; its files stay as they are."""
+    if b.key_style != IN_FILES:
+        source = RenamedSource(b.source, ())
+        source.metadata = with_changes(b.metadata, changes)
+        return Model(source, b.folder, b.forced, b.allow_missing)
+    assert b.folder is not None
+    config = with_changes(b.folder.config or {}, changes)
+    return Model(b.source, replace(b.folder, config=config), b.forced, b.allow_missing)
+
+
+def with_changes(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """Return a copy of nested values with keys set, or taken out."""
+    made = dict(values)
+    inner: dict[str, dict[Key, Any]] = {}
+    for key, value in changes.items():
+        if len(key) > 1:
+            inner.setdefault(key[0], {})[key[1:]] = value
+        elif value is GONE:
+            made.pop(key[0], None)
+        else:
+            made[key[0]] = value
+    for name, rest in inner.items():
+        held = made.get(name)
+        made[name] = with_changes(held if isinstance(held, Mapping) else {}, rest)
+    return made

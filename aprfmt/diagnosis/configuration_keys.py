@@ -1,0 +1,101 @@
+"""Keys of a configuration that mend a model: tried on B's own file before they are printed.
+
+The keys in which both files differ are candidates. What is left out without a change of the answer
+is no part of the remedy.
+"""
+
+import json
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from aprfmt.arch.hyperparameters import write_hyper
+from aprfmt.arch.value_checks import same_value
+from aprfmt.diagnosis.config_changes import GONE, IN_FILES, Changes, Key, differing_keys, read_with
+from aprfmt.diagnosis.unread import refused, unfit
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
+
+_MOST = 24  # differing keys of which a part is sought
+
+
+def mending_words(a: Model, b: Model, names: Collection[str]) -> list[str]:
+    """Return the words of `aprfmt set` that give B A's values of hyperparameters.
+
+    They are KEY=VALUE and `--remove KEY`, quoted for a shell, as few as do it. [] where no keys of
+    B's do: where the tensors say it, or where B is read otherwise with them.
+    """
+    try:
+        changes = dict(_apart(a, b))
+        if not changes or not _mends(a, b, changes, names):
+            return []
+        read = {key for one in (a, b) for key, name in one.resolution.report.read.items()
+                if name in names}  # fmt: skip
+        own = {key: value for key, value in changes.items() if ".".join(key) in read}
+        if own and _mends(a, b, own, names):
+            changes = own
+        for key in list(changes)[:_MOST]:
+            fewer = {each: value for each, value in changes.items() if each != key}
+            if fewer and _mends(a, b, fewer, names):
+                changes = fewer
+    except AprfmtError:
+        return []
+    return [_word(b, key, value) for key, value in changes.items()]
+
+
+def _word(b: Model, key: Key, value: Any) -> str:
+    name = ".".join(key)
+    if b.key_style == IN_FILES and not _stands(b.config, key):
+        name = f"config.json:{name}"
+    if value is GONE:
+        return f"--remove {shlex.quote(name)}"
+    return shlex.quote(f"{name}={json.dumps(value, default=list)}")
+
+
+def _stands(config: Any, key: Key) -> bool:
+    """Return whether a configuration has a key; `set` finds what stands there by itself."""
+    for part in key:
+        if not isinstance(config, Mapping) or part not in config:
+            return False
+        config = config[part]
+    return True
+
+
+def _apart(a: Model, b: Model) -> Iterator[tuple[Key, Any]]:
+    """Yield the keys in which B's configuration is not what A's would be, with A's values."""
+    if b.key_style == IN_FILES:
+        if a.config is not None and b.config is not None:
+            yield from differing_keys(a.config, b.config)
+        return
+    style = b.key_style
+    mine = write_hyper(a.spec, a.hyper, style)
+    if a.key_style == style:
+        mine = {**mine, **{key: value for key, value in a.metadata.items() if key in mine}}
+    read = b.resolution.report.read
+    for name, value in mine.items():
+        if name not in b.metadata or not same_value(b.metadata[name], value):
+            yield (name,), value
+    for name in read:
+        if name in b.metadata and name not in mine and name not in a.metadata:
+            yield (name,), GONE
+
+
+def _mends(a: Model, b: Model, changes: Changes, names: Collection[str]) -> bool:
+    """Return whether B has A's values with some keys changed, and no value that neither side has.
+
+    It must fit its tensors then.
+    """
+    made = read_with(b, changes)
+    if refused(made) or unfit(made):
+        return False
+    if any(one.kind == "keys" for one in made.resolution.relations):
+        return False  # read under another value than its key says
+    return all(_equal(a, made, name) for name in names) and all(
+        _equal(a, made, name) or _equal(b, made, name) for name in {*a.hyper, *made.hyper}
+    )
+
+
+def _equal(one: Model, other: Model, name: str) -> bool:
+    if (name in one.hyper) != (name in other.hyper):
+        return False
+    return name not in one.hyper or same_value(one.hyper[name], other.hyper[name])

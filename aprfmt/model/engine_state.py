@@ -1,0 +1,431 @@
+"""The weights that an engine holds, read under the names of the model it was given.
+
+`torch.save(model.state_dict())` of vLLM or SGLang has q, k and v as one `qkv_proj`, gate and up as
+one `gate_up_proj`, all experts of a layer as `w13_weight` and `w2_weight`, and with tensor, expert
+or pipeline parallelism a file for each rank. Each tensor of the model is put together from these,
+so that whatever compares models compares it. Sources: vllm/model_executor/layers/linear.py
+(QKVParallelLinear, MergedColumnParallelLinear, RowParallelLinear), vocab_parallel_embedding.py and
+fused_moe/layer.py; SGLang's layers of the same names.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.base.dump_names import RANK, place_of
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
+from aprfmt.base.text_escape import shorten
+from aprfmt.errors import AprfmtError, FormatError, UsageError
+from aprfmt.formats import open_source
+from aprfmt.model import Model
+
+Cells = NDArray[np.void]
+# A joined module -> the published modules whose rows it has, in order.
+JOINED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "W_pack": ("q_proj", "k_proj", "v_proj"),
+}
+# A stack of all experts -> the published modules of one expert, whose rows it has in order. Each
+# row has the names that architectures give them.
+STACKED: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "w13_weight": (("gate_proj", "up_proj"), ("w1", "w3")),
+    "w2_weight": (("down_proj",), ("w2",)),
+}
+# Modules whose columns ranks divide: the last product of a sublayer (RowParallelLinear).
+COLUMNS = ("o_proj", "down_proj", "w2", "out_proj", "dense", "c_proj")
+# Tables of the vocabulary, whose rows are padded to a multiple and divided.
+TABLES = ("embed_tokens", "lm_head", "wte", "word_embeddings")
+# Ends of names that an engine computes and nobody publishes.
+COMPUTED = (".cos_sin_cache", ".inv_freq", ".rotary_emb.sin", ".rotary_emb.cos")
+_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+_SHOWN = 3
+
+
+def is_engine_state(path: Path) -> bool:
+    """Say whether a path holds an engine's state: joined or stacked names, or files of ranks."""
+    if (path if path.is_dir() else path.parent).joinpath("config.json").is_file():
+        return False
+    try:
+        files = _files(path)
+        if not files:
+            return False
+        if len({tuple(sorted(ranks.items())) for _, ranks in files}) > 1:
+            return True
+        with open_source(files[0][0]) as source:
+            return any(_is_joined(name) for name in source.tensors)
+    except (AprfmtError, OSError):
+        return False
+
+
+def _is_joined(name: str) -> bool:
+    parts = name.split(".")
+    return any(part in JOINED or part in STACKED for part in parts)
+
+
+def _files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
+    """Return the files of a state with the ranks that their paths say."""
+    if path.is_file():
+        return [(path, {})] if path.suffix in _SUFFIXES else []
+    if not path.is_dir():
+        return []
+    found = []
+    for one in sorted(
+        [
+            *path.iterdir(),
+            *(inner for each in path.iterdir() if each.is_dir() for inner in each.iterdir()),
+        ]
+    ):
+        if one.is_file() and one.suffix in _SUFFIXES:
+            below = one.relative_to(path).as_posix().removesuffix(one.suffix)
+            ranks = place_of(below).ranks
+            if ranks:
+                found.append((one, ranks))
+    return found
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tensor of an engine by rank: all ranks that have it, in order."""
+
+    name: str
+    parts: tuple[LazyTensor, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parts[0].info.shape
+
+
+class EngineTensor(LazyTensor):
+    """A tensor of the model, put together from what ranks hold; its bytes are made when asked."""
+
+    __slots__ = ("_made", "_make", "_parts", "info")
+
+    info: TensorInfo
+
+    def __init__(self, info: TensorInfo, parts: Sequence[LazyTensor], make: Any) -> None:
+        self.info, self._parts, self._make = info, tuple(parts), make
+        self._made: memoryview | None = None
+
+    @property
+    def makes(self) -> bool:
+        """It is made of others."""
+        return True
+
+    @property
+    def made_of(self) -> tuple[LazyTensor, ...]:
+        """The tensors of the ranks."""
+        return self._parts
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return bytes [start, stop), put together now."""
+        if self._made is None:
+            made = np.ascontiguousarray(self._make())
+            self._made = memoryview(made.view(np.uint8).reshape(-1)).toreadonly()
+        return self._made[start : self.info.nbytes if stop is None else stop]
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Forget the bytes behind the last one."""
+        if stop is None or stop >= self.info.nbytes:
+            self._made = None
+
+
+@dataclass
+class EngineState:
+    """An engine's weights as a source of tensors under the model's names."""
+
+    path: Path
+    files: tuple[Path, ...]
+    format: str
+    tensors: Mapping[str, LazyTensor]
+    notes: Sequence[Note]
+    close_all: ExitStack
+    version: str = ""
+    metadata: Mapping[str, Value] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+    damage: Sequence[Damage] = ()
+
+    def close(self) -> None:
+        """Close the files of all ranks."""
+        self.close_all.close()
+
+    def __enter__(self) -> "EngineState":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_engine_state(path: Path, published: Model) -> Model:
+    """Return the weights that an engine holds as a model under the names of `published`.
+
+    Raises UsageError where the model has no names of Hugging Face, FormatError where a rank is
+    missing or no tensor of the state is one of the model.
+    """
+    if published.folder is None or published.folder.config is None:
+        raise UsageError(
+            f"{published.path}: an engine's state is read by the names and config.json of a "
+            "Hugging Face folder; give that as the first model"
+        )
+    with ExitStack() as stack:
+        files = _files(path)
+        sources = [(stack.enter_context(open_source(file)), ranks) for file, ranks in files]
+        held = _by_name(path, sources)
+        reader = _Reader(path, published, held)
+        tensors = dict(reader.tensors())
+        if not tensors:
+            _refuse(path, held, published)
+        left = [name for name in held if name not in reader.used and not name.endswith(COMPUTED)]
+        for name in left:
+            if not reader.is_tied(name):
+                tensors[name] = held[name].parts[0]
+        state = EngineState(
+            path,
+            tuple(file for file, _ in files),
+            sources[0][0].format,
+            tensors,
+            tuple(reader.notes),
+            stack.pop_all(),
+        )
+    return Model(state, published.folder, published.forced, published.allow_missing)
+
+
+def _by_name(path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]) -> dict[str, _Held]:
+    """Return the tensors of all ranks by name; FormatError for a rank that is missing or twice."""
+    axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
+    axis = axes[0] if axes else ""
+    numbers = sorted({ranks.get(axis, 0) for _, ranks in sources})
+    if numbers and numbers != list(range(numbers[-1] + 1)):
+        lost = sorted(set(range(numbers[-1] + 1)) - set(numbers))
+        raise FormatError(
+            f"{path}: {axis} rank {', '.join(map(str, lost[:8]))} of {numbers[-1] + 1} is missing"
+        )
+    found: dict[str, dict[int, LazyTensor]] = {}
+    for source, ranks in sources:
+        for name, tensor in source.tensors.items():
+            held = found.setdefault(name, {})
+            number = ranks.get(axis, 0)
+            if number in held and ranks.get("pp") is None:
+                raise FormatError(
+                    f"{path}: {shorten(name, 80)!r} of {axis or 'the'} rank {number} "
+                    f"is there twice, the second in {source.path.name}"
+                )
+            held.setdefault(number, tensor)
+    made = {}
+    for name, parts in found.items():
+        order = sorted(parts)
+        made[name] = _Held(name, tuple(parts[one] for one in order), tuple(order))
+    return made
+
+
+def _refuse(path: Path, held: Mapping[str, _Held], published: Model) -> None:
+    names = [f"{shorten(name, 60)} {list(one.shape)}" for name, one in held.items()]
+    near = ", ".join(list(published)[:_SHOWN])
+    raise FormatError(
+        f"{path}: none of its {len(names)} tensors is one of {published.path} "
+        f"({', '.join(names[:_SHOWN])}, ...); expected names such as {near}, or those joined "
+        f"({', '.join([*JOINED, *STACKED][:4])})"
+    )
+
+
+class _Reader:
+    """Finds each tensor of a model in an engine's state."""
+
+    def __init__(self, path: Path, published: Model, held: Mapping[str, _Held]) -> None:
+        self._path, self._model, self._held = path, published, held
+        self.used: set[str] = set()
+        self.notes: list[Note] = []
+        hyper = published.hyper
+        self._head = int(hyper["head_dim"] or 1)
+
+    def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
+        """Yield the model's tensors that the state holds, with their names."""
+        for name, tensor in self._model.source.tensors.items():
+            found = self._found(name, tensor)
+            if found is not None:
+                yield name, found
+
+    def _found(self, name: str, published: LazyTensor) -> LazyTensor | None:
+        own = self._held.get(name)
+        if own is not None:
+            self.used.add(name)
+            return self._made(name, published, own, [published.info.shape], 0)
+        above, _, leaf = name.rpartition(".")
+        base, _, module = above.rpartition(".")
+        for joined, parts in JOINED.items():
+            whole = self._held.get(f"{base}.{joined}.{leaf}")
+            if module in parts and whole is not None:
+                sizes = [self._shape(f"{base}.{part}.{leaf}") for part in parts]
+                if None in sizes:
+                    continue
+                self.used.add(whole.name)
+                shapes = [size for size in sizes if size is not None]
+                return self._made(name, published, whole, shapes, parts.index(module))
+        return self._expert(name, published, base, module)
+
+    def _expert(
+        self, name: str, published: LazyTensor, base: str, module: str
+    ) -> LazyTensor | None:
+        """Return one expert's matrix of a stack of all."""
+        above, _, number = base.rpartition(".")
+        if not number.isdigit():
+            return None
+        for stacked, rows in STACKED.items():
+            whole = self._held.get(f"{above}.{stacked}")
+            parts = next((row for row in rows if module in row), None)
+            if whole is None or parts is None:
+                continue
+            self.used.add(whole.name)
+            expert, at = int(number), parts.index(module)
+            count = whole.shape[0]
+            ranks = len(whole.parts)
+            experts = int(self._model.hyper["n_experts"] or count)
+            if count < experts and count * ranks == experts:  # expert parallel
+                holder = _Held(whole.name, (whole.parts[expert // count],), (expert // count,))
+                return self._slice(name, published, holder, expert % count, len(parts), at)
+            return self._slice(name, published, whole, expert, len(parts), at)
+        return None
+
+    def _slice(
+        self, name: str, published: LazyTensor, whole: _Held, expert: int, count: int, at: int
+    ) -> LazyTensor | None:
+        """Return an expert's part of stacks [experts, rows of all parts, columns]."""
+        if expert >= whole.shape[0]:
+            return None
+        shape = published.info.shape
+
+        def make() -> Cells:
+            made = []
+            for part in whole.parts:
+                cells = _cells(part)[expert]
+                made.append(np.split(cells, count, 0)[at] if count > 1 else cells)
+            if len(made) == 1 or made[0].shape == shape:
+                return made[0]
+            return np.concatenate(made, 0 if made[0].shape[1] == shape[1] else 1)
+
+        return self._tensor(name, whole, make, shape)
+
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        tensor = self._model.source.tensors.get(name)
+        return None if tensor is None else tensor.info.shape
+
+    def _made(
+        self,
+        name: str,
+        published: LazyTensor,
+        whole: _Held,
+        shapes: Sequence[tuple[int, ...]],
+        at: int,
+    ) -> LazyTensor:
+        """Return part `at` of a tensor whose parts have these published shapes, ranks joined."""
+        ranks, local, wanted = len(whole.parts), whole.shape, shapes[at]
+        module = name.split(".")[-2] if "." in name else name
+        if len(shapes) == 1 and local == wanted:
+            return self._replicated(name, published, whole)
+        if module in COLUMNS and len(local) == 2 and local[0] == wanted[0]:
+            return self._tensor(
+                name,
+                whole,
+                lambda: np.concatenate([_cells(one) for one in whole.parts], 1),
+                (local[0], sum(one.info.shape[1] for one in whole.parts)),
+            )
+        sizes = [
+            _share(shape[0], ranks, self._head if len(shapes) == 3 else 1, module)
+            for shape in shapes
+        ]
+        if sum(sizes) != local[0]:
+            if module in TABLES and local[0] * ranks >= wanted[0]:
+                return self._table(name, whole, wanted)
+            return self._tensor(name, whole, lambda: _cells(whole.parts[0]), local)
+        first = sum(sizes[:at])
+        copies = max(1, sizes[at] * ranks // wanted[0])
+        shape = (sizes[at] * len(range(0, ranks, copies)), *wanted[1:])
+
+        def make(start: int) -> Cells:
+            cut = [_cells(one)[first : first + sizes[at]] for one in whole.parts]
+            return np.concatenate(cut[start::copies], 0)
+
+        start = 0
+        if copies > 1:  # ranks that share key heads
+            made = [make(one).tobytes() for one in range(copies)]
+            if len(set(made)) > 1:
+                own = bytes(published.raw())
+                start = next((one for one, raw in enumerate(made) if raw != own), 0)
+                self._unlike(name, whole.ranks[start], "a key head that ranks share")
+        return self._tensor(name, whole, lambda: make(start), shape)
+
+    def _unlike(self, name: str, rank: int, what: str) -> None:
+        text = f"{name}: ranks hold other values of {what}; rank {rank}'s is compared"
+        self.notes.append(Note("warning", str(self._path), text, "remark"))
+
+    def _replicated(self, name: str, published: LazyTensor, whole: _Held) -> LazyTensor:
+        """Return what every rank holds; where one differs from the model, that one's."""
+        chosen = whole.parts[0]
+        if len(whole.parts) > 1:
+            all_bytes = [bytes(part.raw()) for part in whole.parts]
+            if len(set(all_bytes)) > 1:
+                own = bytes(published.raw())
+                odd = next((at for at, raw in enumerate(all_bytes) if raw != own), 0)
+                chosen = whole.parts[odd]
+                self._unlike(name, whole.ranks[odd], "what every rank has whole")
+        return self._tensor(name, whole, lambda: _cells(chosen), chosen.info.shape)
+
+    def _table(self, name: str, whole: _Held, wanted: tuple[int, ...]) -> LazyTensor:
+        """Return a table of the vocabulary without the rows that it was padded with."""
+        total = sum(one.info.shape[0] for one in whole.parts)
+        if total > wanted[0]:
+            behind = _cells(whole.parts[-1])[wanted[0] - total :]
+            zero = not np.any(np.frombuffer(behind.tobytes(), np.uint8))
+            kind = "zeros" if zero else "no zeros, and were not compared"
+            text = f"{name}: {total - wanted[0]} rows behind the vocabulary are {kind}"
+            level = "note" if zero else "warning"
+            self.notes.append(Note(level, str(self._path), text, "remark"))
+        return self._tensor(
+            name,
+            whole,
+            lambda: np.concatenate([_cells(one) for one in whole.parts], 0)[: wanted[0]],
+            wanted,
+        )
+
+    def _tensor(self, name: str, whole: _Held, make: Any, shape: tuple[int, ...]) -> LazyTensor:
+        encoding = whole.parts[0].info.encoding
+        row = ENCODINGS[encoding]
+        info = TensorInfo(name, shape, encoding, 0, row.nbytes(shape), row.row_bytes(shape))
+        return EngineTensor(info, whole.parts, make)
+
+    def is_tied(self, name: str) -> bool:
+        """Say whether a tensor is the head of a model whose head is its embedding."""
+        module = name.split(".")[-2] if "." in name else name
+        if module not in TABLES or name in self._model.source.tensors:
+            return False
+        tables = (one for key, one in self._held.items() if key.endswith("embed_tokens.weight"))
+        table = next(tables, None)
+        return table is not None and all(
+            bytes(x.raw()) == bytes(y.raw())
+            for x, y in zip(table.parts, self._held[name].parts, strict=False)
+        )
+
+
+def _share(rows: int, ranks: int, head: int, module: str) -> int:
+    """Return the rows that a rank has of a part: whole heads, one at least."""
+    return max(rows // ranks, head) if head > 1 else rows // ranks
+
+
+def _cells(tensor: LazyTensor) -> Cells:
+    """Return a stored tensor as elements of its size, whatever they are."""
+    shape, count = tensor.info.shape, math.prod(tensor.info.shape)
+    size, rest = divmod(tensor.info.nbytes, max(count, 1))
+    if rest or (count and not size):
+        raise FormatError(
+            f"{tensor.info.name}: {tensor.info.encoding} has no bytes of its own for "
+            "each element, and is not put together"
+        )
+    return np.frombuffer(tensor.raw(), f"V{max(size, 1)}").reshape(shape)

@@ -1,0 +1,170 @@
+"""Whether an engine loaded what was published: its state is read under the published names."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.model import open_model
+from tests.cli.run import aprfmt
+from tests.compare.engine_states import State, of_rank, published, save
+from tests.diagnose.engines import tiny_folder
+
+torch = pytest.importorskip("torch")
+HEADS = {"llama": 16, "qwen2": 12, "mixtral": 12}
+Q = "model.layers.1.self_attn.qkv_proj.weight"
+OUT = "model.layers.1.self_attn.o_proj.weight"
+GATE = "model.layers.1.mlp.gate_up_proj.weight"
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+def states(arch: str, ranks: int, experts: bool = False) -> list[State]:
+    """Return the state of every rank of a tiny model."""
+    given = published(tiny_folder(arch))
+    return [of_rank(given, rank, ranks, HEADS[arch], experts) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    "arch, ranks, experts",
+    [
+        ("llama", 1, False),
+        ("llama", 2, False),
+        ("llama", 4, False),
+        ("qwen2", 2, False),
+        ("mixtral", 1, False),
+        ("mixtral", 2, False),
+        ("mixtral", 2, True),
+    ],
+)
+def test_what_was_loaded_is_equal(arch: str, ranks: int, experts: bool, tmp_path: Path) -> None:
+    path = save(tmp_path / "s", states(arch, ranks, experts))
+    done = aprfmt("diff", tiny_folder(arch), path, "--json")
+    assert done.code == 0, done.out[:2000]
+    assert {one["verdict"] for one in done.json["tensors"]} == {"SAME_BYTES"}
+    with open_model(tiny_folder(arch)) as model:
+        assert len(done.json["tensors"]) == len(model.roles)
+
+
+def both(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]], None]:
+    """Return what changes a tensor on every rank."""
+
+    def apply(held: list[State]) -> None:
+        for state in held:
+            state[name] = change(state[name])
+
+    return apply
+
+
+def exchanged(name: str) -> Callable[[list[State]], None]:
+    """Return what gives each of two ranks the other's share."""
+
+    def apply(held: list[State]) -> None:
+        held[0][name], held[1][name] = held[1][name], held[0][name]
+
+    return apply
+
+
+def on_second(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]], None]:
+    """Return what changes a tensor on the second rank alone."""
+
+    def apply(held: list[State]) -> None:
+        held[1][name] = change(held[1][name])
+
+    return apply
+
+
+def without(name: str) -> Callable[[list[State]], None]:
+    """Return what removes a tensor."""
+    return lambda held: [state.pop(name) for state in held] and None
+
+
+def random(x: Any) -> Any:
+    """Return other numbers, as of initialisation."""
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(x.shape, generator=generator) * x.std()
+
+
+def turned(x: Any) -> Any:
+    """Return up before gate."""
+    return torch.cat(x.chunk(2)[::-1])
+
+
+WRONG: dict[str, tuple[Callable[[list[State]], None], str, str]] = {
+    # what an engine holds -> how, the cause, one of the places
+    "shares of q, k and v": (exchanged(Q), "head_order", "q_proj"),
+    "shares of o": (exchanged(OUT), "head_order", "o_proj"),
+    "never filled": (both(GATE, torch.zeros_like), "stale_tensor", "gate_proj"),
+    "not a number": (both(OUT, lambda x: x * float("nan")), "nonfinite", "o_proj"),
+    "random": (both(GATE, random), "stale_tensor", "up_proj"),
+    "gate for up": (
+        both(GATE, lambda x: torch.cat(x.chunk(2)[::-1])),
+        "swapped_tensors",
+        "up_proj",
+    ),
+    "a norm of one rank": (on_second(NORM, lambda x: x * 2), "scale", "input_layernorm"),
+    "an old layer": (
+        lambda held: [state.__setitem__(Q, state[Q.replace("1", "0")]) for state in held] and None,
+        "layer_order",
+        "k_proj",
+    ),
+    "not there": (without(OUT), "", "o_proj"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_was_not_loaded_is_named(fault: str, tmp_path: Path) -> None:
+    change, cause, where = WRONG[fault]
+    held = states("llama", 2)
+    change(held)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    wrong = [one for one in done.json["tensors"] if not one["verdict"].startswith("SAME")]
+    assert any(where in (one["name_a"] or "") for one in wrong), wrong
+    assert len(wrong) <= 3
+    if cause:
+        assert [one["cause"] for one in done.json["causes"]] == [cause]
+
+
+def test_a_key_head_that_ranks_share_and_hold_unlike(tmp_path: Path) -> None:
+    """Four ranks share two key heads; the second copy of the first is another."""
+    held = states("llama", 4)
+    held[1][Q] = held[1][Q].clone()
+    held[1][Q][16:32] *= 1.5
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    wrong = [one["name_a"] for one in done.json["tensors"] if one["verdict"] == "DIFFERENT"]
+    assert wrong == ["model.layers.1.self_attn.k_proj.weight"]
+
+
+def test_an_expert_on_the_wrong_rank(tmp_path: Path) -> None:
+    held = states("mixtral", 2, True)
+    for name in [
+        key
+        for key in held[0]
+        if (key.startswith("model.layers.1.") and "w13" in key)
+        or (key.startswith("model.layers.1.") and "w2_" in key)
+    ]:
+        exchanged(name)(held)
+    done = aprfmt("diff", tiny_folder("mixtral"), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    assert {one["cause"] for one in done.json["causes"]} <= {
+        "expert_order",
+        "permuted_experts",
+        "wrong_rows",
+        "layer_order",
+    }
+    assert all(
+        "layers.1" in str(one["where"]) or "L1." in str(one["where"]) for one in done.json["causes"]
+    )
+
+
+def test_a_missing_rank_and_foreign_names_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "s", states("llama", 4))
+    (path / "tp_rank_1.pt").unlink()
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    assert done.code == 2 and "tp rank 1 of 4 is missing" in done.err
+    odd = save(tmp_path / "t", [{"a.qkv_proj.weight": torch.ones(3, 2)}])
+    done = aprfmt("diff", tiny_folder("llama"), odd)
+    assert done.code == 2 and "none of its 1 tensors is one of" in done.err
+    assert "a.qkv_proj.weight [3, 2]" in done.err

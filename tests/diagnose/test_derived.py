@@ -1,0 +1,73 @@
+"""What was made of a model is derived, with what was done; what was lost is not.
+
+Seen red: zeros of any size counted as pruned, a correlation printed as 1.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.diagnosis import Diagnosis, diagnose
+from aprfmt.diagnosis.words import first_lines
+from tests.diagnose import files
+from tests.diagnose.engines import tiny_folder
+from tests.diagnose.files import Rows
+
+
+def half(x: Any) -> Any:
+    """Set the smaller half of the values to zero."""
+    return np.where(np.abs(x) < np.quantile(np.abs(x), 0.5), 0, x)
+
+
+def two_of_four(x: Any) -> Any:
+    """Set the two smallest of every four values to zero."""
+    fours = x.reshape(-1, 4).copy()
+    np.put_along_axis(fours, np.argsort(np.abs(fours), 1)[:, :2], 0, 1)
+    return fours.reshape(x.shape)
+
+
+def large_half(x: Any) -> Any:
+    """Set the larger half of the values to zero."""
+    return np.where(np.abs(x) >= np.quantile(np.abs(x), 0.5), 0, x)
+
+
+def moved(x: Any) -> Any:
+    """Add a little to every value."""
+    return x + 0.02 * x.std() * np.random.default_rng(x.size).standard_normal(x.shape)
+
+
+def answer(name: str, words: tuple[str, ...], change: object) -> Diagnosis:
+    """Return what is said of a tiny model with some matrices changed."""
+
+    def edit(rows: Rows) -> None:
+        for each in [each for each in rows if any(word in each for word in words)]:
+            files.edit(each, change)(rows)  # type: ignore[arg-type]
+
+    source = tiny_folder("llama")
+    return diagnose(str(source), str(files.copy(source, f"derived-{name}", tensors=edit)))
+
+
+@pytest.mark.parametrize(
+    ("words", "change", "says"),
+    [
+        (("mlp.",), half, "pruned, 50 % of the values are zero, small ones, and all others equal"),
+        (("proj",), half, "pruned, 50 % of the values are zero"),
+        (("layers.2.mlp",), half, "in layer 2 alone"),
+        (("proj",), two_of_four, "pruned, 2 of every 4 values are zero and all others equal"),
+        (("mlp.",), moved, "trained further"),
+        (("lm_head",), moved, "trained further: output.weight alone"),
+    ],
+    ids=["mlp", "all", "a-layer", "2-of-4", "trained", "head"],
+)
+def test_what_was_done_is_said_once(words: tuple[str, ...], change: object, says: str) -> None:
+    found = answer(f"{change.__name__}-{words[0]}", words, change)  # type: ignore[attr-defined]
+    assert (found.kind, found.cause) == ("derived", "derived")
+    lines = [text for text, _ in first_lines(found)]
+    assert sum(says in text for text in lines) == 1, lines
+    assert "at least 0.9" in lines[0]
+
+
+def test_zeros_that_are_not_small_are_no_pruning() -> None:
+    found = answer("large", ("mlp.",), large_half)
+    assert "pruned" not in found.sentence
