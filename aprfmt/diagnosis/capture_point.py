@@ -12,7 +12,7 @@ from dataclasses import replace
 from aprfmt.causes.forward.capture_names import around
 from aprfmt.causes.forward.cut_points import agrees_without, cuts, depends
 from aprfmt.causes.forward.mismatch import Change, Mismatch
-from aprfmt.diagnosis.relations import relation
+from aprfmt.diagnosis.relations import relation, sureness
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
 
@@ -49,7 +49,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         drop=frozenset(_everywhere(case, names)),
         values={"recorded_as": case.view.point, "is": told[0], "agrees": cut},
         scoped=False,
-        unknown=not all(known),
+        most=sureness(known),
     )
 
 

@@ -17,7 +17,7 @@ from aprfmt.errors import UsageError
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, named
-from aprfmt.measure.proofs import Proof
+from aprfmt.measure.proofs import Proof, cap_proof
 from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import NotCompared
@@ -418,9 +418,7 @@ class _Step:
                 rows[at[key]] = replace(rows[at[key]], why=one.says)
             share = given / max(1.0, every)
             # An element says one digit at least: whether it moved as the mistake would move it.
-            most = CAUSES[one.cause].most
-            free = one.free if most == "confirmed" else every
-            proof = None if most == "located" else Proof(every, share, free, 1.0)
+            proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
             text = one.says + (f" (as well given by {', '.join(also)})" if also else "")
             largest = _largest(rows, one.keys)
             yield _named(one.cause, text, one.keys, stored, proof, size=largest, also=also)
