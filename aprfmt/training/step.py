@@ -15,8 +15,10 @@ from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import CALLED, OPTIMIZERS, Recipe, changed, parse_recipe
 from aprfmt.errors import UsageError
 from aprfmt.measure.encoding_noise import UNIT
-from aprfmt.measure.named_causes import Effect, NamedCause, name_cause, named
-from aprfmt.measure.verdicts import CERTAINTIES, Certainty
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import NamedCause, named
+from aprfmt.measure.proofs import Proof, cap_proof
+from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
@@ -434,16 +436,11 @@ class _Step:
                 given, every = given + share * size, every + size
                 rows[at[key]] = replace(rows[at[key]], why=one.says)
             share = given / max(1.0, every)
-            level: Certainty = "confirmed" if share >= 1 and not also else "explained"
-            most = CAUSES[one.cause].most
-            level = min(level, most, key=list(CERTAINTIES).index)
-            says = f"{named(one.keys)} - {one.says}"
-            if also:
-                says += f" (as well given by {', '.join(also)})"
-            effect = Effect(_largest(rows, one.keys))
-            yield name_cause(
-                one.cause, says, one.keys, stored, level=level, share=share, effect=effect
-            )
+            # An element says one digit at least: whether it moved as the mistake would move it.
+            proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
+            text = one.says + (f" (as well given by {', '.join(also)})" if also else "")
+            largest = _largest(rows, one.keys)
+            yield _named(one.cause, text, one.keys, stored, proof, size=largest, also=also)
 
     def _frozen_factors(
         self,
@@ -467,21 +464,16 @@ class _Step:
                     half.append(key)
             elif some:
                 whole.append(key)
-        for cause, keys, says, level in (
-            ("adapter_half_frozen", half, "did not move, and the other factor did", "explained"),
-            (
-                "adapter_frozen",
-                whole,
-                "neither factor moved, and those of other pairs did",
-                "located",
-            ),
+        beside = Proof(len(half), 1.0, len(half), 0.0)  # found on the factors that it speaks of
+        for cause, keys, says, proof in (
+            ("adapter_half_frozen", half, "did not move, and the other factor did", beside),
+            ("adapter_frozen", whole, "neither factor moved, and those of other pairs did", None),
         ):
             if keys:
                 at = {row.key: number for number, row in enumerate(rows)}
                 for key in keys:
                     rows[at[key]] = replace(rows[at[key]], verdict="differs", why=says)
-                text = f"{named(keys)} - {says}"
-                yield name_cause(cause, text, keys, stored, level=level)  # type: ignore[arg-type]
+                yield _named(cause, says, keys, stored, proof)
 
     def _idle_key(self, key: str) -> bool:
         return key.endswith(".lora_a") and is_zero(self.pairs[key].before)
@@ -569,6 +561,26 @@ def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> Ar
 # --- causes -------------------------------------------------------------------------------------
 
 
+def _named(
+    cause: str,
+    says: str,
+    keys: Sequence[str],
+    stored: Mapping[str, Sequence[str]],
+    proof: Proof | None,
+    *,
+    size: float | None = None,
+    also: tuple[str, ...] = (),
+) -> NamedCause:
+    """Return a cause of these parameters; `size` is the largest update, relative to the weight."""
+    level: Level = CAUSES[cause].level if cause else "update"
+    text = f"{named(keys)} - {says}"
+    places = tuple(keys)
+    found = Finding(
+        cause, text, level, "bug", places, True, residual_before=size, also=also, proof=proof
+    )
+    return found.named({key: tuple(names) for key, names in stored.items()})
+
+
 def _nonfinite(
     rows: Sequence[TensorStep], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
@@ -578,8 +590,7 @@ def _nonfinite(
         ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
     ):
         if keys:
-            says = f"{named(keys)} - {what} holds NaN or infinite numbers"
-            yield name_cause("nonfinite", says, keys, stored, level="located")
+            yield _named("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
 
 
 @dataclass(frozen=True)
@@ -631,10 +642,8 @@ def _unknown(
         and not (row.update and row.update.nonfinite)
     ]
     if keys:
-        says = f"{named(keys)} - what happened is not known: {judged[keys[0]].why}"
-        yield name_cause(
-            "", says, keys, stored, level="located", effect=Effect(_largest(rows, keys))
-        )
+        says = f"what happened is not known: {judged[keys[0]].why}"
+        yield _named("", says, keys, stored, None, size=_largest(rows, keys))
 
 
 def _largest(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:
