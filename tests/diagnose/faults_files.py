@@ -370,6 +370,8 @@ FILE_FAULTS: tuple[Fault, ...] = (
             tensors=two_edits),
     damaged("tensors-lost", "llama", "a layer's MLP is not in the file", (), (),
             upstream=(1, 33), verdict="not_comparable", tensors=files.drop("2.mlp.up_proj.weight")),
+    damaged("layer-lost", "qwen2", "a layer is not in the file, with its biases", (), (),
+            verdict="not_comparable", tensors=files.drop("layers.1.")),
     damaged("zeros", "llama", "every tensor is zero", (), (), verdict="not_comparable",
             tensors=files.edit_all("", lambda x: 0 * x)),
     damaged("same-bytes", "llama", "nothing", (), (), verdict="same"),
