@@ -18,6 +18,7 @@ from aprfmt.inference.replay.shadow import ShadowPass, record_points, shadow_pas
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import named
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
 
 _CAUSE = "stale_tensor"
@@ -100,5 +101,5 @@ def _finding(
     )
     return Finding(
         _CAUSE, says, "forward", CAUSES[_CAUSE].verdict, tuple(keys), True, first, views[first],
-        left, first, side=label,
+        left, first, side=label, proof=unfitted_proof(len(views)),
     )  # fmt: skip

@@ -50,7 +50,7 @@ def test_the_part_is_named(name: str, older: str) -> None:
             if any(word in one for one in view.names for word in PARTS[name])
         }  # fmt: skip
     assert found.lead is not None and set(found.lead.where) == wanted
-    assert older in found.sentence
+    assert older in found.sentence and found.lead.certainty == "confirmed"
 
 
 @pytest.mark.parametrize("words", [("nothing",), ("weight",), ("lm_head", "layers.1.")])

@@ -33,6 +33,7 @@ class Change:
     keys of the trace that, by the hypothesis, were taken at another point or on other rows.
     `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
     an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
+    `gives` is the point's value by the change, where the trace's own is dropped and no pass has it.
     """
 
     cause: str
@@ -44,6 +45,7 @@ class Change:
     drop: frozenset[str] = frozenset()
     general: bool = False
     earlier: bool = False
+    gives: Array | None = None
 
 
 def hyper_change(cause: str, says: str, **values: Any) -> Change:
