@@ -214,7 +214,7 @@ def _reaching(
                 reach,
                 patched,
                 recorded,
-                agreement(case, found),
+                agreement(case, found, steps[-1].change),
             )
         if reach == math.inf:
             break
@@ -312,7 +312,14 @@ def _verified(
         reach = math.inf if then is None else order.get(then.key, _place(then, order))
         if reach > here and (best is None or reach > best.reach):
             best = Solution(
-                change, layers, residual, then, reach, patched, recorded, agreement(case, found)
+                change,
+                layers,
+                residual,
+                then,
+                reach,
+                patched,
+                recorded,
+                agreement(case, found, change),
             )
         if reach == math.inf:
             break

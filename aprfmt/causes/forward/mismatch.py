@@ -36,6 +36,7 @@ class Change:
     an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
     `most` is how sure it can make a cause: less where values that were taken elsewhere are given by
     no relation, or in part.
+    `gives` is the point's value by the change, where the trace's own is dropped and no pass has it.
     """
 
     cause: str
@@ -48,6 +49,7 @@ class Change:
     general: bool = False
     earlier: bool = False
     most: Certainty = "confirmed"
+    gives: Array | None = None
 
 
 def hyper_change(cause: str, says: str, **values: Any) -> Change:
