@@ -332,13 +332,30 @@ def _explained(
     )
 
 
-def judge_gradient(case: GradientCase) -> Judgement:
+# A gradient is what rounding leaves of zero where it is this small against a trainer's rounding.
+NOTHING = 1e-6
+# Such a one may be this many times what one pass shows: another order of adding leaves another.
+LEFT = 32.0
+
+
+def judge_gradient(case: GradientCase, rounding: float | None = None) -> Judgement:
     """Return whether a trainer's gradient is the one computed here, and the mistakes that give it.
 
     A number that is fitted is found on one half of the elements and judged on the other.
+    `rounding` is what the trainer's arithmetic alone makes of this gradient, an L2 distance.
     """
     if case.right:
         return Judgement("agrees", whole=True)
+    if rounding is not None:
+        apart = float(np.linalg.norm(case.given - case.computed))
+        size = float(np.linalg.norm(case.computed))
+        if size <= NOTHING * rounding and apart <= LEFT * rounding:
+            return Judgement("agrees", whole=True)
+        if apart <= 2 * rounding:
+            if rounding <= size / 4:
+                return Judgement("agrees", whole=True)
+            why = f"the trainer's rounding is {rounding / size:.2g} of the gradient itself"
+            return Judgement("not compared", why, whole=True)
     first, second = case.half(0), case.half(1)
     found: list[StepGuess | GradientGuess] = []
     for row in GRADIENTS:

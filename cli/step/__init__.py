@@ -36,6 +36,22 @@ if TYPE_CHECKING:
     help="Gradients of the step, by parameter: safetensors, npz or .pt; several files.",
 )
 @click.option(
+    "--batch",
+    type=options.FILE,
+    metavar="FILE",
+    help="The step's batch, npz: its gradients are computed, and --grads held against them.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, help="Where they are computed: cpu, cuda, cuda:N."
+)
+@click.option(
+    "--dtype",
+    default="float64",
+    show_default=True,
+    type=click.Choice(("float64", "float32", "bfloat16", "float16")),
+    help="The arithmetic they are computed in.",
+)
+@click.option(
     "--optimizer",
     metavar="RULE",
     help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion).",
@@ -49,7 +65,7 @@ if TYPE_CHECKING:
 @click.option(
     "--trained-in",
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="The type the trainer computes in: its gradients may be off by the rounding of that.",
+    help="The type the trainer computes in, whose rounding is measured. Default: the weights'.",
 )
 @options.rename
 @options.accept()
@@ -64,6 +80,9 @@ def command(
     after: Path | None,
     adapter: Path | None,
     grads: tuple[Path, ...],
+    batch: Path | None,
+    device: str,
+    dtype: str,
     optimizer: str | None,
     optimizer_state: Path | None,
     trained_in: str | None,
@@ -92,6 +111,9 @@ def command(
             after=after,
             adapter=adapter,
             grads=grads,
+            batch=batch,
+            device=device,
+            dtype=dtype,
             optimizer=optimizer,
             optimizer_state=optimizer_state,
             trained_in=trained_in,
