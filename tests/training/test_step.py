@@ -117,6 +117,23 @@ def test_the_first_step_of_an_adapter_moves_b_alone(tmp_path: Path) -> None:
     assert report.tensors[0].key == "L0.attn_q.weight.lora_a"
 
 
+def test_gradients_of_an_adapter_go_by_the_names_of_peft(tmp_path: Path) -> None:
+    """As named_parameters() has them, with the adapter's name in each. Seen red: without it."""
+    before = adapters.adapter(False)
+    named = {
+        name.replace(".weight", ".default.weight"): g
+        for name, g in adapters.gradients(before).items()
+    }
+    report = explain_step(
+        save(tmp_path / "base", weights(), "BF16"),
+        adapter=adapters.write(tmp_path / "before", before),
+        after=adapters.write(tmp_path / "after", adapters.stepped(before, lambda name: False)),
+        grads=[save_arrays(tmp_path / "g.npz", named)],
+        optimizer=f"adam:lr={LR},step=1",
+    )
+    assert report.exit_code == 0 and report.pronounced.says == "agrees, 8 tensors"
+
+
 @pytest.mark.parametrize(
     ("cause", "still", "count"),
     [
@@ -209,13 +226,13 @@ def test_a_gradient_with_nan_is_a_difference(files: dict[str, Path], tmp_path: P
 
 
 def test_a_parameter_without_a_gradient_stays_open(files: dict[str, Path], tmp_path: Path) -> None:
-    """At a later step nothing says its update: it is in the denominator. Seen red: left out."""
+    """It is in the denominator, whatever all others are. Seen red: left out of the verdict."""
     g = {name: each for name, each in gradients(1).items() if name != HEAD}
     grads = save_arrays(tmp_path / "some.npz", g)
-    report = explain_step(
-        files["before"], after=files["after"], grads=[grads], optimizer="sgd:lr=1e9"
-    )
+    after = save(tmp_path / "after", stepped(lambda w, g: -0.5 * g), "F32")
+    report = explain_step(files["before"], after=after, grads=[grads], optimizer="sgd:lr=0.5")
     assert [row.key for row in report.tensors if row.verdict == "not compared"] == ["output.weight"]
+    assert report.exit_code == 2 and report.counts["agrees"] == 20
 
 
 def test_what_is_of_no_parameter_stays_open(files: dict[str, Path], tmp_path: Path) -> None:
