@@ -43,6 +43,11 @@ def first_word(name: str) -> str:
     return name.partition("-")[0]
 
 
+def last_word(name: str) -> str:
+    """Return the last parameter of a test's name: what a server says, where a table goes by it."""
+    return name.rpartition("-")[2]
+
+
 def page(name: str) -> str:
     """Return the page of documentation that an example's name begins with."""
     return name.partition(":")[0]
@@ -174,6 +179,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/relations/test_tensor_names.py": Family(4),
     "tests/remote/test_commands.py": Family(3),
     "tests/remote/test_identity.py": Family(4),
+    "tests/remote/test_identity.py::test_a_mixture_is_an_error": Family(8, last_word),
     "tests/remote/test_once.py": Family(8),
     "tests/remote/test_remembered.py": Family(4),
     "tests/robustness/test_configs.py": Family(8, first_word),
