@@ -10,10 +10,11 @@ import pytest
 
 from aprfmt.causes import modules_of
 from aprfmt.errors import AprfmtError
+from aprfmt.training.memory import estimate_step
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
 from tests.training import adapters
-from tests.training.faults import FAULTS, INNOCENTS, STATED, StepFault
+from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
@@ -25,6 +26,7 @@ from tests.training.gradient_faults import (
 from tests.training.steps import (
     EMBED,
     HEAD,
+    HIDDEN,
     LR,
     WD,
     gradients,
@@ -43,6 +45,15 @@ def test_a_mistake_is_named_where_it_is(fault: StepFault, tmp_path: Path) -> Non
     assert [cause.cause for cause in report.causes] == [fault.cause]
     found = report.causes[0]
     assert (len(found.roles), found.level) == (fault.tensors, fault.level)
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_what_two_mistakes_give_is_not_confirmed(name: str, tmp_path: Path) -> None:
+    """Seen red: the correction of a moment confirmed where the rate was a tenth."""
+    report = UNDECIDED[name]().report(tmp_path)
+    assert report.exit_code == 1
+    assert [cause.level for cause in report.causes] == ["explained"]
+    assert "as well given by" in report.causes[0].says
 
 
 @pytest.mark.parametrize("name", INNOCENTS)
@@ -252,3 +263,12 @@ def test_the_state_that_torch_saves_is_read_by_its_names(
     torch.save(state, tmp_path / "numbers.pt")
     with pytest.raises(AprfmtError, match=r"numbers.pt: names its parameters by numbers"):
         explain_step(files["before"], after=stepped_to, optimizer_state=tmp_path / "numbers.pt")
+
+
+def test_memory_is_that_of_a_piece_and_of_the_largest_gradient(files: dict[str, Path]) -> None:
+    """Said from headers; what was measured beside it stands in the benchmark of steps."""
+    plain = estimate_step(files["before"], files["after"])
+    given = estimate_step(files["before"], files["after"], arrays=[files["grads"]])
+    assert plain.parameters == 21
+    assert plain.read_bytes == 2 * sum(w.nbytes for w in weights().values())
+    assert given.peak_bytes - plain.peak_bytes == 16 * HIDDEN * HIDDEN

@@ -54,7 +54,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "qa-asked-and-not-run", "aprfmt/checks/records.py",
-        'lost = [NotCompared("gate", name, "unreadable", why) for name in self._lost]',
+        'lost = _without_answer(self.answers, "gate", asked)',
         "lost: list[NotCompared] = []",
         "a gate that was asked for and did not run is exit 0",
     ),
