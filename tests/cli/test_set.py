@@ -349,3 +349,16 @@ def test_a_key_that_nothing_reads_is_changed_and_taken_away_as_asked(
     assert [(row["name"], row["state"]) for row in other if row["name"].startswith("mine")] == [
         ("mine", "unequal"), ("mine2", "equal"),
     ]  # fmt: skip
+
+
+def test_elements_of_a_new_array_have_one_type(files: dict[str, Path], tmp_path: Path) -> None:
+    target = tmp_path / "x.gguf"
+    values = {"ints": "[1,2]", "floats": "[1,2.5]", "texts": '["a","b"]'}
+    done = aprfmt("set", files["gguf"], *(f"{k}={v}" for k, v in values.items()), "-o", target)
+    assert done.code == 0, done.err
+    found = stored(target)
+    assert found["ints"][1] == [1, 2] and "float" not in found["ints"][0][1]
+    assert found["floats"][1] == [1.0, 2.5] and "float" in found["floats"][0][1]
+    assert found["texts"] == (["array", "string"], ["a", "b"])
+    done = aprfmt("set", files["gguf"], 'mixed=[1,"a"]', "-o", tmp_path / "y.gguf")
+    assert done.code == 2 and "the elements of an array have one type" in done.err

@@ -1,6 +1,7 @@
 """A step's gradients held against those of its batch: transformers made the right ones.
 
-Seen red: the rows' mean computed for the batch's; the adapter's base trained too.
+Seen red, each alone: the mean over rows for the batch's; the base of an adapter trained too; no
+rounding measured; no numbers of the batch.
 """
 
 import tempfile

@@ -55,7 +55,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "qa-asked-and-not-run", "aprfmt/checks/records.py",
         'lost = _without_answer(self.answers, "gate", asked)',
-        "lost: list[NotCompared] = []",
+        "lost: tuple[NotCompared, ...] = ()",
         "a gate that was asked for and did not run is exit 0",
     ),
     Row(
