@@ -101,7 +101,7 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
             "aprfmt attest q4.gguf --from model",
         ),
         "step": CommandRow(
-            "step", "Say what a training step did to the weights, and whether it is right.",
+            "step", "Say what a training step did, and whether it is right.",
             "aprfmt step before --after after --optimizer adamw:lr=2e-4,wd=0.1,step=1",
         ),
         "hash": CommandRow(

@@ -29,7 +29,7 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
     if found is not None:
         for row in body.get("failures", ()):
             render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
-        render.say(found.says, style={0: "good", 1: "bad", 2: "warn"}[found.exit])
+        render.say_verdict(found.says, {0: "good", 1: "bad", 2: "warn"}[found.exit])
         return
     for row in body["tensors"]:
         render.say(

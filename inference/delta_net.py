@@ -19,7 +19,8 @@ def delta_net(c: Context, layer: int, x: Array) -> Array:
     mixed = c.activate(b.convolve(window, c.vector(layer, "ssm_conv1d.weight")))
     mixed = c.tap("conv", layer, mixed)
     gate = c.tap("delta_gate", layer, c.linear(layer, "attn_gate", x))
-    beta = c.tap("beta", layer, b.sigmoid(c.linear(layer, "ssm_beta", x)))
+    beta, strength = b.sigmoid(c.linear(layer, "ssm_beta", x)), float(hp["delta_strength"])
+    beta = c.tap("beta", layer, beta if strength == 1 else b.scale(beta, strength))
     rate, shift = c.vector(layer, "ssm_a.weight"), c.bias(layer, "ssm_dt")
     shift = b.zeros(rate.shape) if shift is None else shift
     decay = c.tap("decay", layer, b.decay(c.linear(layer, "ssm_alpha", x), rate, shift))
@@ -37,6 +38,6 @@ def delta_net(c: Context, layer: int, x: Array) -> Array:
     read = c.tap("delta", layer, read.reshape(len(x), -1))
     normed = b.gated_norm(
         read.reshape(len(x), value_heads, -1), c.vector(layer, "ssm_norm.weight"),
-        gate.reshape(len(x), value_heads, -1), "silu", eps=float(hp["norm_eps"]),
+        gate.reshape(len(x), value_heads, -1), "silu", eps=float(hp["delta_norm_eps"]),
     )  # fmt: skip
     return c.tap("delta_norm", layer, normed.reshape(len(x), -1))

@@ -22,9 +22,10 @@ from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorder
 from aprfmt.inference.delta_net import delta_net
 from aprfmt.inference.kv_cache import KVCache
+from aprfmt.inference.lightning import lightning
 from aprfmt.inference.moe import moe
 from aprfmt.inference.placing import feeds, has_last_norm, mixer
-from aprfmt.inference.points import normed_before, unscaled
+from aprfmt.inference.points import norm_role, normed_before, placement, unscaled
 from aprfmt.inference.rope import ropes
 from aprfmt.inference.short_conv import short_conv
 from aprfmt.inference.state_space import mamba, mamba2
@@ -225,7 +226,7 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     if c.block.streams == "altup":
         copies, x = altup.predict(c, layer, x)
     h = x
-    if normed_before(c.block) and c.hp["attn_norm_layers"][layer]:
+    if normed_before(c.block, c.hp, layer) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
     if c.hp["parallel_residual"]:
         mix, half = _MIXERS[mixer(c.block, c.hp, layer)]
@@ -238,14 +239,14 @@ def _block(c: Context, layer: int, x: Array) -> Array:
         fed = moe(c, layer, h) if c.hp["moe_layers"][layer] else _fed(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
     short = None if copies is None else altup.laurel(c, layer, h)
-    x = _summed(c, layer, _mixed(c, layer, x, h), _ATTENTION)
+    x = _summed(c, layer, _mixed(c, layer, _kept(c, layer, x, h, _ATTENTION), h), _ATTENTION)
     if short is not None:
         x = b.narrow(b.wide(b.add(x, short)) / 2.0**0.5)
     x = c.tap("mid", layer, x)
     h = x
-    if normed_before(c.block):
+    if normed_before(c.block, c.hp, layer):
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
-    x = _after_mlp(c, layer, x, h)
+    x = _after_mlp(c, layer, _kept(c, layer, x, h, _MLP), h)
     return c.tap("out", layer, _left(c, layer, _summed(c, layer, x, _MLP), copies))
 
 
@@ -346,6 +347,7 @@ _MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Half]] = {
     "short_conv": (short_conv, replace(_ATTENTION, role="shortconv.out_proj")),
     "mamba": (mamba, replace(_ATTENTION, role="ssm_out")),
     "mamba2": (mamba2, replace(_ATTENTION, role="ssm_out")),
+    "lightning": (lightning, replace(_ATTENTION, role="ssm_out")),
 }
 _MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum")
 
@@ -354,22 +356,40 @@ def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array
     """Return the stream after one half; one fused operation if no point between is wanted."""
     if c.block.halves == "one" and c.hp["wide_stream"]:
         return c.backend.add_wide(x, half.product(c, layer, inner))
-    if unscaled(c.block, c.hp) and not c.wants(half.point, layer):
+    if unscaled(c.block, c.hp, layer) and not c.wants(half.point, layer):
         w = c.weights.of(layer, f"{half.role}.weight")
         return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
     return c.backend.add(x, _contribution(c, layer, half.product(c, layer, inner), half))
 
 
+def _factors(c: Context, layer: int, half: _Half) -> tuple[float, float]:
+    """Return the factors on what goes on behind a half and on what the half adds."""
+    at = 4 if half is _MLP else 0 if mixer(c.block, c.hp, layer) == "none" else 2
+    kept, added = c.hp["residual_scales"][at : at + 2]
+    return float(kept), float(added)
+
+
+def _kept(c: Context, layer: int, x: Array, h: Array, half: _Half) -> Array:
+    """Return what a half's result is added to: the stream x, or its norm h times a factor."""
+    if c.block.residual == "stream":
+        return x
+    factor, _ = _factors(c, layer, half)
+    return h if factor == 1 else c.backend.scale(h, factor)
+
+
 def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     """Return the value added to the stream, after post-norm and residual factor."""
-    if unscaled(c.block, c.hp):
+    if unscaled(c.block, c.hp, layer):
         return x
     scale = float(c.hp["residual_scale"])
-    there = c.weights.get_role(layer, f"{half.norm}.weight") is not None
-    if there and c.block.placement in ("post", "sandwich"):
-        x = c.norm(layer, half.norm, x)
+    role = norm_role(c.block, half.norm)
+    there = c.weights.get_role(layer, f"{role}.weight") is not None
+    if there and placement(c.block, c.hp, layer) in ("post", "sandwich"):
+        x = c.norm(layer, role, x)
     if c.block.multipliers != "none":
         scale = float(c.hp["ffn_down_scale"])  # attention's stands in _both
+    if c.block.residual == "norm":
+        scale = _factors(c, layer, half)[1]
     if scale != 1:
         x = c.backend.scale(x, scale)
     return c.tap(half.contrib, layer, x)

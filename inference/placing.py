@@ -121,7 +121,8 @@ class LayerFacts:
     @property
     def normed(self) -> bool:
         """Attention reads a norm of the stream."""
-        return normed_before(self.block) and bool(self.hp["attn_norm_layers"][self.layer])
+        before = normed_before(self.block, self.hp, self.layer)
+        return before and bool(self.hp["attn_norm_layers"][self.layer])
 
     @property
     def summed(self) -> bool:
@@ -131,13 +132,13 @@ class LayerFacts:
     @property
     def unscaled(self) -> bool:
         """A block's output is added to the stream without a factor."""
-        return unscaled(self.block, self.hp)
+        return unscaled(self.block, self.hp, self.layer)
 
 
 # What mixes tokens in place of attention -> the hyperparameter that says in which layers.
 RECURRENCES: Mapping[str, str] = {
     "gated_delta": "delta_layers", "short_conv": "conv_layers",
-    "mamba": "ssm_layers", "mamba2": "ssm_layers",
+    "mamba": "ssm_layers", "mamba2": "ssm_layers", "lightning": "lightning_layers",
 }  # fmt: skip
 
 
@@ -157,15 +158,32 @@ def mixes(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     return block.halves == "both" or not feeds(block, hp, layer)
 
 
-def unscaled(block: BlockSpec, hp: Mapping[str, Value]) -> bool:
+def placement(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
+    """Return where a layer's norms stand: pre, post, sandwich or after."""
+    if block.placement != "by_mixer":
+        return block.placement
+    return "post" if mixer(block, hp, layer) == "none" else "pre"
+
+
+def unscaled(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     """Say whether a block's output is added to the stream without a factor."""
     plain = block.multipliers == "none" and float(hp["residual_scale"]) == 1
-    return block.placement in ("pre", "after") and plain
+    plain = plain and block.residual == "stream"
+    return placement(block, hp, layer) in ("pre", "after") and plain
 
 
-def normed_before(block: BlockSpec) -> bool:
+def normed_before(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     """Say whether attention and the MLP read a norm of the stream."""
-    return block.placement in ("pre", "sandwich")
+    return placement(block, hp, layer) in ("pre", "sandwich")
+
+
+def norm_role(block: BlockSpec, norm: str) -> str:
+    """Return the role of a norm behind attention or the MLP.
+
+    Of `by_mixer` the norm between a layer's halves is one role, wherever it stands.
+    """
+    between = block.placement == "by_mixer" and norm == "post_attention_norm"
+    return "ffn_norm" if between else norm
 
 
 def has_last_norm(block: BlockSpec, roles: Collection[str]) -> bool:
@@ -264,8 +282,8 @@ def ffn_norm(place: LayerFacts) -> str:
     if place.block.halves == "one":
         return "attn_norm" if place.feeds else ABSENT
     if place.parallel and place.block.parallel_norm == "one":
-        return "attn_norm" if normed_before(place.block) else "in"
-    return HERE if normed_before(place.block) else "mid"
+        return "attn_norm" if normed_before(place.block, place.hp, place.layer) else "in"
+    return HERE if normed_before(place.block, place.hp, place.layer) else "mid"
 
 
 def raw_logits(place: LayerFacts) -> str:
@@ -320,7 +338,7 @@ def ended(place: LayerFacts) -> str:
         return HERE
     results = {
         "gated_delta": "delta_norm", "short_conv": "conv_gated",
-        "mamba": "ssm_gated", "mamba2": "ssm_gated",
+        "mamba": "ssm_gated", "mamba2": "ssm_gated", "lightning": "lightning_gated",
     }  # fmt: skip
     return results[mixer(place.block, place.hp, place.layer)]
 
@@ -341,6 +359,7 @@ def sum_of_mixers(place: LayerFacts) -> str:
 
 
 DELTA = mixed_by("gated_delta")
+LIGHTNING = mixed_by("lightning")
 SHORT_CONV = mixed_by("short_conv")
 CONV = mixed_by("gated_delta", "short_conv", "mamba", "mamba2")
 SSM = mixed_by("mamba", "mamba2")

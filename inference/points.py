@@ -23,6 +23,7 @@ from aprfmt.inference.placing import (
     INDEXED,
     LATENT,
     LATENT_Q,
+    LIGHTNING,
     MAMBA,
     MLA,
     MOE,
@@ -57,7 +58,9 @@ from aprfmt.inference.placing import (
 from aprfmt.inference.placing import HERE as HERE
 from aprfmt.inference.placing import WHOLE as WHOLE
 from aprfmt.inference.placing import LayerFacts as LayerFacts
+from aprfmt.inference.placing import norm_role as norm_role
 from aprfmt.inference.placing import normed_before as normed_before
+from aprfmt.inference.placing import placement as placement
 from aprfmt.inference.placing import unscaled as unscaled
 from aprfmt.inference.point_names import Name as Name
 from aprfmt.inference.point_names import llama_cpp as _cpp
@@ -193,10 +196,25 @@ _ROWS: tuple[Point, ...] = (
     Point("conv_gated", "tokens, hidden_size",
           "after the convolution and its second gate, before the output product", (), "",
           _hf("conv.out_proj#in"), where=SHORT_CONV),
+    Point("lightning_qkv", "tokens, heads*3*head_dim",
+          "query, key and value of each head of lightning attention, before the activation",
+          (), "", _hf("self_attn.qkv_proj"), where=LIGHTNING),
+    Point("lightning_gate", "tokens, heads*head_dim", "gate of lightning attention, no sigmoid yet",
+          (), "", _hf("self_attn.output_gate"), where=LIGHTNING),
+    Point("lightning", "tokens, heads*head_dim",
+          "what lightning attention reads from its state, heads joined", (), "",
+          _hf("self_attn.norm#in"), where=LIGHTNING),
+    Point("lightning_norm", "tokens, heads*head_dim", "that after its norm, before the gate",
+          (), "", _hf("self_attn.norm"), where=LIGHTNING),
+    Point("lightning_gated", "tokens, heads*head_dim",
+          "after the gate, before the output product", (), "", _hf("self_attn.out_proj#in"),
+          where=LIGHTNING),
     Point("delta_gate", "tokens, value_heads*value_dim",
           "gate of a delta net, before its activation", (), "",
-          _hf("linear_attn.in_proj_z", "linear_attn.in_proj_qkvz[groups]"), where=DELTA),
-    Point("beta", "tokens, value_heads", "how much of a value's error a delta net writes, 0 to 1",
+          _hf("linear_attn.in_proj_z", "linear_attn.in_proj_qkvz[groups]", "linear_attn.g_proj"),
+          where=DELTA),
+    Point("beta", "tokens, value_heads",
+          "how much of a value's error a delta net writes, 0 to 1, or to 2",
           where=DELTA),
     Point("decay", "tokens, value_heads", "logarithm of what a delta net's state is multiplied by",
           where=DELTA),
@@ -204,7 +222,7 @@ _ROWS: tuple[Point, ...] = (
           "what a delta net reads from its state, heads joined", where=DELTA),
     Point("delta_norm", "tokens, value_heads*value_dim",
           "after the norm and the gate, before the output product", (), "",
-          _hf("linear_attn.out_proj#in"), where=DELTA),
+          _hf("linear_attn.out_proj#in", "linear_attn.o_proj#in"), where=DELTA),
     Point("q_a", "tokens, q_lora_rank", "compressed query (MLA)", _biased("attn_q_a"), "",
           _hf("self_attn.q_a_proj"), where=LATENT_Q),
     Point("q_a_norm", "tokens, q_lora_rank", "compressed query after its norm (MLA)",
@@ -319,7 +337,8 @@ _ROWS: tuple[Point, ...] = (
           _biased("attn_output", "ssm_out", "shortconv.out_proj"), "attn_out",
           _hf("self_attn.o_proj", "self_attn.dense", "attn.c_proj", "attn.out_proj",
               "attention.dense", "self_attention.dense", "self_attn.out_proj",
-              "linear_attn.out_proj", "attention.output.dense", "attention.out_lin",
+              "linear_attn.out_proj", "linear_attn.o_proj", "attention.output.dense",
+              "attention.out_lin",
               "attention.attn.o", "attn.Wo", "conv.out_proj", "mixer.out_proj", "mixer.o_proj",
               "mamba.out_proj", "self_attn", "attn"),
           where=of_mixers(lambda place: HERE)),

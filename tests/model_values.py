@@ -35,6 +35,10 @@ DELTA: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
     "partial_rotary_factor": 0.5,
 }
+OLMO_HYBRID: dict[str, Any] = {k: v for k, v in DELTA.items() if k.startswith("linear")} | {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+}
 LFM2: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"} | {
     "norm_eps": EPS,
     "num_hidden_layers": 4,

@@ -29,6 +29,7 @@ from tests.model_values import (
     MLA,
     MOE,
     NEMOTRON,
+    OLMO_HYBRID,
     YARN,
 )
 from tests.model_values import EPS as EPS
@@ -208,6 +209,15 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "num_hidden_layers": 4, "shared_expert_intermediate_size": 56,
     }),
     "qwen3_5": ("Qwen3_5", LLAMA | DELTA | {"full_attention_interval": 2}),
+    "olmo_hybrid": ("OlmoHybrid", LLAMA | OLMO_HYBRID),
+    "minimax": ("MiniMax", LLAMA | {
+        "num_hidden_layers": 4, "head_dim": 10, "num_local_experts": 4, "intermediate_size": 40,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention",
+                        "linear_attention"],
+        "block_size": 11, "full_attn_alpha_factor": 1.3, "full_attn_beta_factor": 0.7,
+        "linear_attn_alpha_factor": 1.2, "linear_attn_beta_factor": 0.8, "mlp_alpha_factor": 0.9,
+        "mlp_beta_factor": 1.1,
+    }),
     "lfm2": ("Lfm2", LFM2 | {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3}),
     "lfm2_moe": ("Lfm2Moe", LFM2 | MOE | {"num_dense_layers": 1, "routed_scaling_factor": 1.7}),
     "lfm3": ("Lfm3", LFM3),
@@ -462,6 +472,10 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "falcon_h1-unnormed": ("falcon_h1", {"mamba_rms_norm": False, "mamba_proj_bias": True}),
     "falcon_h1-late": ("falcon_h1", {"mamba_norm_before_gate": False, "projectors_bias": True}),
+    "olmo_hybrid-unrotated": (
+        "olmo_hybrid",
+        {"rope_parameters": {"rope_theta": None}, "linear_allow_neg_eigval": False},
+    ),
     "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.2}}),
     "opt-no-bias": ("opt", {"enable_bias": False, "activation_function": "gelu"}),
     "llama4-listed": (
@@ -480,7 +494,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 # llama.cpp has none.
-WITHOUT_GGUF = ("lfm3", "opt", "opt_350m", "apertus", "falcon_rw", "falcon_rw_40b", *BERTS)
+WITHOUT_GGUF = (
+    "lfm3",
+    "olmo_hybrid",
+    "minimax",
+    "opt",
+    "opt_350m",
+    "apertus",
+    "falcon_rw",
+    "falcon_rw_40b",
+    *BERTS,
+)
 IN_GGUF: tuple[str, ...] = tuple(name for name in MAKERS if name not in WITHOUT_GGUF)
 NO_ROPE = (
     "gpt2", "gpt_bigcode", "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b",

@@ -40,6 +40,7 @@ ROWS: Mapping[str, ArchRow] = {
     "gpt_oss": _row("gpt_oss GptOssForCausalLM", "gpt-oss", "gpt_oss gpt-oss"),
     "olmo2": _row("olmo2 Olmo2ForCausalLM", "olmo2"),
     "olmo3": _row("olmo3 Olmo3ForCausalLM", "olmo2", module="olmo2"),
+    "olmo_hybrid": _row("olmo_hybrid OlmoHybridForCausalLM", ""),
     "stablelm": _row("stablelm StableLmForCausalLM", "stablelm"),
     "starcoder2": _row("starcoder2 Starcoder2ForCausalLM", "starcoder2"),
     "granite": _row("granite GraniteForCausalLM", "granite"),
@@ -90,6 +91,7 @@ ROWS: Mapping[str, ArchRow] = {
         module="hunyuan",
     ),
     "glm4_moe": _row("glm4_moe Glm4MoeForCausalLM", "glm4moe", "glm4_moe glm4moe"),
+    "minimax": _row("minimax MiniMaxForCausalLM", ""),
     "minimax_m2": _row("minimax_m2 MiniMaxM2ForCausalLM", "minimax-m2", "minimax_m2 minimax-m2"),
     "ernie4_5_moe": _row(
         "ernie4_5_moe Ernie4_5_MoeForCausalLM", "ernie4_5-moe", module="ernie_moe"

@@ -14,7 +14,8 @@ class BlockSpec:
     activations' dtype ("before_weight": llama, mistral, mixtral, qwen, phi3, granite, smollm3,
     deepseek; "after_weight": olmo2, gpt-oss, cohere, gemma). placement: pre (llama), post (olmo2:
     after attention and MLP, none before), sandwich (gemma2/3: both), after (bert: of each sum, and
-    the stream goes on with it). qk_norm: none; head (RMS over head_dim, shared weight); width (RMS
+    the stream goes on with it), by_mixer (olmo_hybrid: pre in layers that a recurrence mixes, post
+    in those with attention). qk_norm: none; head (RMS over head_dim, shared weight); width (RMS
     over the whole projection before the split); head_layer (LayerNorm over head_dim: cohere and
     stablelm with one weight row a head and no bias, phi2 with one shared weight and bias); plain
     (RMS over head_dim without a weight: llama4). qk_norm_place: before_rope; after_rope (hunyuan);
@@ -43,12 +44,15 @@ class BlockSpec:
     v3.2; interleaved: glm-5). recurrence: what mixes tokens in
     place of attention, in `delta_layers` (gated_delta), `conv_layers` (short_conv: lfm2) or
     `ssm_layers`
-    (mamba: a rate for each number of state; mamba2: heads). recurrence_place: in place of attention
-    (instead), or at its side: their outputs are added (beside: falcon_h1). halves: a layer is a
-    mixer and an MLP behind a norm each (both), or one of the two behind the only norm (one: mamba,
-    nemotron_h). ssm_norms: norms on a mamba's time step, B and C: none, RMS without a weight
-    (plain: falcon_mamba) or with one (weighted: jamba). multipliers: inputs and outputs of
-    projections have factors of their own (projections: falcon_h1).
+    (mamba: a rate for each number of state; mamba2: heads) or `lightning_layers` (lightning:
+    linear attention that decays by head: minimax). residual: the stream itself goes on behind a
+    half, or the norm before it, and both sums have factors (norm: minimax).
+    recurrence_place: in place of attention (instead), or at its side: their outputs are added
+    (beside: falcon_h1). halves: a layer is a mixer and an MLP behind a norm each (both), or one of
+    the two behind the only norm (one: mamba, nemotron_h). ssm_norms: norms on a mamba's time step,
+    B and C: none, RMS without a weight (plain: falcon_mamba) or with one (weighted: jamba).
+    multipliers: inputs and outputs of projections have factors of their own (projections:
+    falcon_h1).
 
     Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
     scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
@@ -63,7 +67,7 @@ class BlockSpec:
     norm: Literal["rms", "layer"] = "rms"
     norm_offset: Literal[0, 1] = 0
     norm_cast: Literal["before_weight", "after_weight"] = "before_weight"
-    placement: Literal["pre", "post", "sandwich", "after"] = "pre"
+    placement: Literal["pre", "post", "sandwich", "after", "by_mixer"] = "pre"
     qk_norm: Literal["none", "head", "width", "head_layer", "plain"] = "none"
     parallel_norm: Literal["one", "two"] = "one"
     qk_norm_place: Literal["before_rope", "after_rope", "rotated"] = "before_rope"
@@ -86,7 +90,10 @@ class BlockSpec:
     experts: Literal["instead", "parallel"] = "instead"
     streams: Literal["one", "altup"] = "one"
     layer_scale: bool = False
-    recurrence: Literal["none", "gated_delta", "short_conv", "mamba", "mamba2"] = "none"
+    residual: Literal["stream", "norm"] = "stream"
+    recurrence: Literal["none", "gated_delta", "short_conv", "mamba", "mamba2", "lightning"] = (
+        "none"
+    )
     recurrence_place: Literal["instead", "beside"] = "instead"
     halves: Literal["both", "one"] = "both"
     ssm_norms: Literal["none", "plain", "weighted"] = "none"

@@ -23,10 +23,11 @@ LAYERED = (
     "attention_layers", "ssm_layers", "mlp_layers", "encoder_layers", "decoder_layers",
     "encoder_bias_layers", "decoder_bias_layers", "own_kv_layers", "wide_layers",
     "sink_layers", "merger_layers", "index_layers",
+    "lightning_layers",
 )  # fmt: skip
 LISTED = ("rope_sections",)  # whole numbers
 NUMBERED = ("ffn_sparsity",)  # a number a layer
-NUMBERS = ("ssm_scales",)
+NUMBERS = ("ssm_scales", "residual_scales")
 WORDS: Mapping[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"),
     "ssm_activation": ("silu", "gelu", "gelu_tanh", "relu", "relu2"),

@@ -201,6 +201,8 @@ def sizes() -> tuple[HyperRule, ...]:
         size("conv_taps", "conv_kernel_dim", "conv_kernel", 4),
         delta_layers(),
         rotated_layers(),
+        hyper_rules.fixed("delta_strength", 1.0),
+        HyperRule("delta_norm_eps", default=lambda hp: hp["norm_eps"]),
     )
 
 

@@ -99,6 +99,65 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """Several stored tensors stand one behind the other in one logical tensor, on the first axis.
+
+    `sizes` are size expressions of the parts that are written. Other parts are read too if they
+    make up the whole: transformers 5 saves a kernel's channels in equal thirds.
+    """
+
+    sizes: tuple[str, ...]
+    permutes: ClassVar[bool] = True
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the whole's shape."""
+        shapes = [tuple(shape) for shape in stored]
+        parts = [size_of(size, hp) for size in self.sizes]
+        rest = {shape[1:] for shape in shapes}
+        if (
+            len(shapes) != len(parts) or len(rest) != 1 or not all(shapes)
+            or sum(shape[0] for shape in shapes) != sum(parts)
+        ):  # fmt: skip
+            raise ArchError(
+                f"{self}: shapes {[list(shape) for shape in shapes]}; expected {len(parts)} parts "
+                f"of {' + '.join(map(str, parts))} rows together, otherwise alike"
+            )
+        return [(sum(parts), *shapes[0][1:])]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return one shape a part."""
+        shape = only_shape(logical, self)
+        parts = [(size_of(size, hp), *shape[1:]) for size in self.sizes]
+        self.shapes(parts, hp)
+        if sum(part[0] for part in parts) != shape[0]:
+            raise ArchError(
+                f"{self}: shape {list(shape)}; expected {sum(p[0] for p in parts)} rows"
+            )
+        return parts
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """One run a part."""
+        self.shapes(stored, hp)
+        return [[Move(i, 0, math.prod(shape)) for i, shape in enumerate(stored)]]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Join the parts."""
+        import numpy as np
+
+        self.shapes([x.shape for x in stored], hp)
+        return [np.concatenate(list(stored))]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Cut into parts."""
+        parts = self.stored_shapes([logical[0].shape], hp, len(self.sizes))
+        ends = [sum(part[0] for part in parts[: k + 1]) for k in range(len(parts))]
+        return [logical[0][end - part[0] : end] for end, part in zip(ends, parts, strict=True)]
+
+    def __str__(self) -> str:
+        return f"Joined({', '.join(self.sizes)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Stacked:
     """`count` stored tensors of one shape are one logical tensor with an axis more.
 

@@ -117,6 +117,11 @@ SPECIAL_NAMES: dict[str, str] = {
     "head_gate": "every head of attention has a gate (lfm3)",
     "sandwich_norms": "norms follow attention, convolution and MLP (lfm3)",
     "expert_bias": "a bias is added for the choice of experts (lfm2_moe)",
+    "lightning_layers": "tuple of bool: does layer i mix by lightning attention (minimax)",
+    "residual_scales": "factors on what goes on and on what is added: in layers with attention, "
+    "with lightning attention, behind the MLP (minimax)",
+    "delta_strength": "factor on what a delta net writes of a value's error (olmo_hybrid: 2)",
+    "delta_norm_eps": "epsilon of the norm behind a delta net (olmo_hybrid: 1e-5)",
     "index_layers": "tuple of bool: has layer i an indexer of its own (deepseek_v32, glm_moe_dsa): "
     "the others read the keys that the last one before them chose",
     "index_heads": "heads of an indexer",

@@ -9,7 +9,8 @@ from aprfmt.base.protocols import Value
 NEUTRAL: Mapping[str, Value] = {
     "rope_scaling_layers": "all", "embedding_scale": 1.0, "residual_scale": 1.0,
     "logit_scale": 1.0, "routed_scale": 1.0, "n_expert_groups": 1, "n_expert_groups_used": 1,
-    "altup_streams": 1,
+    "altup_streams": 1, "delta_strength": 1.0,
+    "residual_scales": (1.0,) * 6,
 }  # fmt: skip
 # Lists that say nothing where they are True in every layer.
 USUALLY_ALL = ("rope_layers", "attn_norm_layers", "own_kv_layers", "index_layers")
@@ -29,7 +30,7 @@ WITH: Mapping[str, str | tuple[str, ...]] = {
 # Says the same as the other one where both are equal.
 LIKE: Mapping[str, str] = {
     "value_head_dim": "head_dim", "rope_dim": "head_dim", "global_head_dim": "head_dim",
-    "global_kv_heads": "n_kv_heads",
+    "global_kv_heads": "n_kv_heads", "delta_norm_eps": "norm_eps",
 }  # fmt: skip
 
 

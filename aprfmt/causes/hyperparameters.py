@@ -35,6 +35,7 @@ SIZES = (
     "ssm_inner_norms", "latent_size", "expert_width", "wide_stream",
     "per_layer_size", "per_layer_vocab", "altup_streams", "altup_extra", "laurel_rank",
     "wide_layers", "sandwich_norms", "head_gate", "index_heads", "index_head_dim",
+    "lightning_layers",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.arch.spec import BlockSpec
 from aprfmt.inference.capture import POINTS, WHOLE, key_name
 from aprfmt.inference.engines.collect import HEADED, Collector, by_heads, halves, unbatched
 from aprfmt.inference.points import Name, Point
@@ -119,6 +120,11 @@ def placement_of(siblings: Collection[str]) -> str:
     return "pre"
 
 
+def stated_placement(block: BlockSpec) -> str | None:
+    """Return a block's placement; None where each layer's norms show its own."""
+    return None if block.placement == "by_mixer" else block.placement
+
+
 class ModuleReader:
     """Puts module outputs into a Collector: splits them and converts layouts."""
 
@@ -133,7 +139,7 @@ class ModuleReader:
         scaled_embedding: bool | None = None,
     ) -> None:
         self._collector = collector
-        self.modules = Modules(keys, None if block is None else block.placement)
+        self.modules = Modules(keys, None if block is None else stated_placement(block))
         self._adjacent = architecture in ADJACENT
         self._grouped = architecture in GROUPED
         self._gated = block is not None and block.attention_gate == "sigmoid"

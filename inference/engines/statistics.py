@@ -20,7 +20,7 @@ from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.mapped_file import MappedFile
 from aprfmt.inference.capture import key_name, parse_key
-from aprfmt.inference.engines.modules import Modules
+from aprfmt.inference.engines.modules import Modules, stated_placement
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
@@ -78,7 +78,7 @@ def load_table(
     rows = _rows(path)
     records: dict[str, Record] = {}
     unknown: dict[str, str] = {}
-    modules = Modules(rows, None if model is None else model.spec.block.placement)
+    modules = Modules(rows, None if model is None else stated_placement(model.spec.block))
     for name, row in rows.items():
         key = _key(name, modules)
         if key is None:

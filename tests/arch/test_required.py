@@ -296,7 +296,7 @@ INSISTED = {
         "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",
         "hunyuan_v1_dense", "hunyuan_v1_moe", "minimax_m2", "dots1", "qwen3_next", "qwen3_5",
         "qwen3_5_moe", "apertus", "qwen3_vl", "qwen3_vl_moe", "lfm2", "lfm2_moe",
-        "lfm3", "gemma3n", "gemma4", "gemma4_unified",
+        "lfm3", "gemma3n", "gemma4", "gemma4_unified", "olmo_hybrid",
     },
     "output.weight": {
         "phi2", "stablelm", "olmo2", "olmo3", "qwen2_moe", "gpt_oss", "nemotron", "olmoe",

@@ -28,6 +28,7 @@ from tests.arch.tiny_sizes import (
     MOE,
     MPT,
     NEMOTRON,
+    OLMO_HYBRID,
     UNGROUPED,
     YARN,
 )
@@ -207,6 +208,14 @@ TINY: tuple[Tiny, ...] = (
         "topk_group": 2, "moe_intermediate_size": 20, "attention_bias": True,
         "first_k_dense_replace": 2, "norm_topk_prob": False, "tie_word_embeddings": True,
     }),
+    Tiny("minimax", "minimax", "plain", {
+        "head_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 3,
+    }),
+    Tiny("minimax", "minimax", "scaled", {
+        "num_local_experts": 5, "sliding_window": 9, "linear_attn_alpha_factor": 1.5,
+        "full_attn_beta_factor": 2, "mlp_alpha_factor": 0.5, "tie_word_embeddings": True,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    }),
     Tiny("minimax_m2", "minimax_m2", "plain", {
         "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,
@@ -288,6 +297,13 @@ TINY: tuple[Tiny, ...] = (
     Tiny("qwen3_5_moe", "qwen3_5_moe_text", "plain", {
         **MOE, **DELTA, "shared_expert_intermediate_size": 28,
     }, {key: value for key, value in SIZES.items() if key != "intermediate_size"}),
+    Tiny("olmo_hybrid", "olmo_hybrid", "plain", OLMO_HYBRID),
+    Tiny("olmo_hybrid", "olmo_hybrid", "unrotated", OLMO_HYBRID | {
+        "linear_allow_neg_eigval": False, "attention_bias": True, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_theta": None}, "layer_types": [
+            "full_attention", "linear_attention", "full_attention", "linear_attention",
+        ],
+    }),
     Tiny("lfm2", "lfm2", "plain", LFM2 | {"block_multiple_of": 8}),
     Tiny("lfm2", "lfm2", "biases", LFM2 | {
         "conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False,

@@ -33,6 +33,9 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 5,
     "linear_conv_kernel_dim": 3,
 }
+OLMO_HYBRID = {key: value for key, value in DELTA.items() if key.startswith("linear")} | {
+    "pad_token_id": 0
+}
 LFM2: dict[str, Any] = {
     "layer_types": ["conv", "full_attention", "conv", "conv"],
     "conv_L_cache": 5,

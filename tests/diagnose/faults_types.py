@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.inference.kv_cache import KVCache
+from aprfmt.inference.lightning import slopes
 from tests.diagnose.engines import broken
 from tests.diagnose.making import engine
 from tests.model_values import IDS, LFM2
@@ -18,6 +19,28 @@ from tests.model_values import IDS, LFM2
 def taps(change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
     """Return a backend whose convolutions take another window or kernel."""
     return lambda: broken("convolve", lambda op, window, kernel: op(*change(window, kernel)))
+
+
+def undecayed(op: Any, x: Any, step: Any, rate: Any, *rest: Any) -> Any:
+    """Keep the whole state."""
+    return op(x, step, 0 * rate, *rest)
+
+
+def decays_of_layer_0(op: Any, x: Any, step: Any, rate: Any, *rest: Any) -> Any:
+    """Leave the layer out of the slopes."""
+    return op(x, step, -slopes(len(rate), 0, 4).astype(rate.dtype), *rest)
+
+
+def without_gate() -> Any:
+    """Return what alters a pass so that lightning attention has no gate."""
+    held: dict[str, Any] = {}
+
+    def alter(point: str, layer: int, x: Any) -> Any:
+        if point == "lightning_norm":
+            held["x"] = x
+        return held["x"] if point == "lightning_gated" else x
+
+    return alter
 
 
 def early(window: Any, kernel: Any) -> tuple[Any, Any]:
@@ -253,6 +276,20 @@ TYPE_FAULTS = (
            "norm_topk", hp={"norm_topk": False}),
     engine("qwen3-5-moe-one", "qwen3_5_moe", "one expert for two", "moe_routing",
            "n_experts_used", hp={"n_experts_used": 1}),
+    engine("olmo-hybrid-strength", "olmo_hybrid", "a delta net's strength up to 1, not 2",
+           "recurrence", "delta_strength", fine=True, hp={"delta_strength": 1.0}),
+    engine("olmo-hybrid-coarse", "olmo_hybrid", "the same, outputs recorded", "recurrence",
+           "delta_strength", hp={"delta_strength": 1.0}),
+    engine("olmo-hybrid-eps", "olmo_hybrid", "the model's epsilon behind a delta net", "norm_eps",
+           "delta_norm_eps", fine=True, hp=lambda hp: {"delta_norm_eps": hp["norm_eps"]}),
+    engine("minimax-undecayed", "minimax", "no head of lightning attention decays", "ssm_decay",
+           "lightning", fine=True, backend=lambda: broken("scan", undecayed)),
+    engine("minimax-first", "minimax", "every layer decays as the first", "ssm_decay", "lightning",
+           backend=lambda: broken("scan", decays_of_layer_0)),
+    engine("minimax-ungated", "minimax", "the gate left out", "ssm_gate", "lightning_gated",
+           fine=True, alter=without_gate),
+    engine("minimax-factors", "minimax", "no factors on the stream", "multiplier",
+           "residual_scales", fine=True, hp={"residual_scales": (1.0,) * 6}),
     engine("deepseek-v2-weights", "deepseek_v2", "experts' weights renormalised", "moe_routing",
            "norm_topk", hp={"norm_topk": True}),
     engine("ministral-steady", "ministral3", "no factor on the queries", "attention_scale",

@@ -54,6 +54,8 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.q_b_proj": (("q",), ""),
     r"self_attn\.kv_a_proj_with_mqa": (("kv_a",), ""),
     r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
+    r"self_attn\.output_gate": (("lightning_gate",), ""),
+    r"self_attn\.norm": (("lightning_norm",), "lightning"),
     r"self_attn\.indexer\.wq_b": (("index_q",), ""),
     r"self_attn\.indexer\.k_norm": (("index_k",), ""),
     r"self_attn\.indexer\.weights_proj": (("index_w",), ""),
@@ -88,8 +90,8 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"per_layer_projection": (("per_layer_out",), "per_layer_mul"),
     r"post_per_layer_input_norm": (("per_layer_contrib",), ""),
     r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
-    r"linear_attn\.in_proj_z": (("delta_gate",), ""),
-    r"linear_attn\.out_proj": (("attn_out",), "delta_norm"),
+    r"linear_attn\.(in_proj_z|g_proj)": (("delta_gate",), ""),
+    r"linear_attn\.(out_proj|o_proj)": (("attn_out",), "delta_norm"),
     r"conv\.in_proj": (("conv_in",), ""),
     r"conv\.out_proj": (("attn_out",), "conv_gated"),
     r"feed_forward\.w1": (("ffn_gate",), ""),
@@ -191,6 +193,8 @@ def everything_float64(model: Any) -> Iterator[None]:
     for module in model.modules():
         if hasattr(module, "mup_vector"):  # falcon_h1's factors are made in float32
             module.mup_vector = _factors(model.config)
+        if hasattr(module, "get_slope_rate"):  # minimax's slopes and what follows from them
+            _slopes_in_float64(module)
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale.fill_(module.scalar_embed_scale)
         for name, value in _kept_factors(config).items():
@@ -212,6 +216,20 @@ def everything_float64(model: Any) -> Iterator[None]:
             code.bloom_gelu_forward = gelu
         torch.float32, torch.float = saved[:2]
         torch.Tensor.float = saved[2]  # type: ignore[method-assign]
+
+
+def _slopes_in_float64(module: Any) -> None:
+    """Make a lightning attention's buffers of decays anew in float64."""
+    saved = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        slopes = module.get_slope_rate().double()
+        made = (slopes, *module.decay_factors(slopes))
+    finally:
+        torch.set_default_dtype(saved)
+    names = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+    for name, value in zip(names, made, strict=True):
+        getattr(module, name).copy_(value)
 
 
 def _kept_factors(cfg: Any) -> dict[str, float]:
@@ -482,6 +500,8 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
         name, prefix = layer[2], f"L{layer[1]}."
         if name == "post_attention_layernorm":
             sandwich = cfg.model_type in SANDWICH
+            if cfg.model_type == "olmo_hybrid":
+                sandwich = cfg.layer_types[int(layer[1])] == "full_attention"
             keep(prefix + ("attn_contrib" if sandwich else "ffn_norm"), out)
             if not sandwich and not getattr(cfg, "use_parallel_residual", False):
                 keep(prefix + "mid", args[0])
@@ -508,6 +528,12 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             keep(prefix + ("attn_sum" if attends else "ffn_sum"), args[0])
             keep(prefix + ("mid" if attends else "out"), out)
             return
+        if cfg.model_type == "minimax" and name in ("self_attn.qkv_proj", "self_attn.out_proj"):
+            joins = name.endswith("qkv_proj")
+            keep(prefix + ("lightning_qkv" if joins else "attn_out"), out)
+            if not joins:
+                keep(prefix + "lightning_gated", args[0])
+            return
         if name == "self_attn.indexer":
             _indexed(found, prefix, out)
             return
@@ -530,7 +556,8 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             if cfg.model_type == "falcon_h1":
                 points = {"mamba.out_proj": ("ssm_out",), "feed_forward": ("ffn_contrib",)}.get(
                     name, points)  # fmt: skip
-            if name == "self_attn.q_proj" and hasattr(cfg, "linear_num_value_heads"):
+            gated = hasattr(cfg, "linear_num_value_heads") and cfg.model_type != "olmo_hybrid"
+            if name == "self_attn.q_proj" and gated:
                 points = ("q", "attn_gate")
             first = out[0] if isinstance(out, tuple) else out
             if name == "attn.Wqkv" and cfg.attn_config.clip_qkv:

@@ -62,6 +62,10 @@ def test_transformers_is_read_at_our_points(name: str) -> None:
         missing = {key.rpartition(".")[2] for key in ours.records if trace.find(key) is None}
         scaled = {"embd"} if float(model.hyper["embedding_scale"]) != 1 else set()
         apart = {"mid"} if model.spec.block.placement == "post" else set()
+        if model.spec.block.placement == "by_mixer":  # of delta layers it is; q, k and v are apart
+            apart = {"mid", "delta_qkv"}
+        if model.spec.block.residual == "norm":  # with factors
+            apart = {"attn_contrib", "ffn_contrib"}
         factor = float(model.hyper["residual_scale"]) != 1
         factor = factor or model.spec.block.multipliers != "none"
         added = {"attn_contrib", "ffn_contrib"} if factor else set()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixers
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
 from aprfmt.causes.forward.product import scaled_vectors, zeroed
 from aprfmt.causes.row import Cause
 from aprfmt.inference.placing import mixer
@@ -29,6 +29,7 @@ CAUSE_ROWS = (
         "What the layer reads from its state differs more from token to token; its products are "
         "equal.",
         "The rule with the named part exchanged is equal.",
+        keys=("delta_strength",),
     ),
 )  # fmt: skip
 
@@ -169,6 +170,16 @@ def delta_nets(patched: PatchedModel) -> Iterator[Change]:
     yield _change("queries and keys are exchanged", "delta", _exchanged)
     for says, strength in STRENGTHS.items():
         yield _change(says, "beta", _strengthened(strength))
+    told = float(patched.hp["delta_strength"])
+    if told != 1:
+        says = f"in the delta net beta is its sigmoid, not {told:g} times that"
+        yield hyper_change("recurrence", says, delta_strength=1.0)
+    eps, own = float(patched.hp["norm_eps"]), float(patched.hp["delta_norm_eps"])
+    if eps != own:
+        says = (
+            f"the norm behind the state adds {eps:g}, the model's epsilon; it has its own, {own:g}"
+        )
+        yield hyper_change("norm_eps", says, delta_norm_eps=eps)
     for says, gated in GATES.items():
         yield _change(says, "delta_norm", _gated(gated))
     yield _change("the activation behind the convolution is left out", "conv", _linear)

@@ -18,7 +18,7 @@ CAUSE_ROWS = (
         "The norms use another epsilon.",
         "The ratio is constant along a row and largest for small rows, from the first norm on.",
         "Solving both sides' rows gives one epsilon; the norms with it are equal.",
-        keys=("norm_eps", "lora_norm_eps", "ssm_inner_eps"),
+        keys=("norm_eps", "lora_norm_eps", "ssm_inner_eps", "delta_norm_eps"),
     ),
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.convolution import convolutions
 from aprfmt.causes.forward.delta_net import delta_nets
 from aprfmt.causes.forward.indexer import choices
+from aprfmt.causes.forward.lightning import changes as lightnings
 from aprfmt.causes.forward.linear import dropped_bias
 from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.causes.forward.mlp import shaped_activations
@@ -241,6 +242,7 @@ def _shared(patched: PatchedModel) -> Iterator[Usual]:
 def _delta_nets(patched: PatchedModel) -> Iterator[Usual]:
     yield from each(delta_nets(patched))
     yield from each(scans(patched))
+    yield from each(lightnings(patched))
 
 
 def _score_biases(patched: PatchedModel) -> Iterator[Usual]:

@@ -112,8 +112,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "cache-length", "inference/kv_cache.py",
-        "return self._backend.append((keys, values), k, v, self.length)",
-        "return self._backend.append((keys, values), k, v, max(self.length - 1, 0))",
+        "k, v = self._backend.append((keys, values), (k, v), self.length)",
+        "k, v = self._backend.append((keys, values), (k, v), max(self.length - 1, 0))",
         "a step of generation overwrites the last position",
     ),
     Row(

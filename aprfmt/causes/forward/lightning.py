@@ -1,0 +1,118 @@
+"""Hypotheses about lightning attention: decays, the state, the gate, factors on the stream."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.convolution import mixers
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.inference.lightning import slopes
+from aprfmt.inference.replay.patched_model import PatchedModel
+
+Array = NDArray[Any]
+# What is said -> the rates [heads] of a layer, of the model's, heads, layer and layers.
+RATES: Mapping[str, Callable[[Array, int, int, int], Array]] = {
+    "nothing decays": lambda rate, heads, layer, layers: 0 * rate,
+    "every layer decays as the first": lambda rate, heads, layer, layers: -slopes(heads, 0, layers),
+    "a layer decays as the next one": lambda rate, heads, layer, layers: (
+        -slopes(heads, min(layer + 1, layers - 1), layers)
+    ),
+    "heads decay in the reverse order": lambda rate, heads, layer, layers: rate[::-1],
+    "the decay is applied twice": lambda rate, heads, layer, layers: 2 * rate,
+}
+# What is said -> queries, keys and values, of the model's.
+OPERANDS: Mapping[str, Callable[[Any, Any, Any], tuple[Any, Any, Any]]] = {
+    "queries and keys are exchanged": lambda q, k, v: (k, q, v),
+    "keys and values are exchanged": lambda q, k, v: (q, v, k),
+}
+
+
+def _rated(rates: Callable[[Array, int, int, int], Array]) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, step: Any, rate: Any, *rest: Any) -> Any:
+            made = rates(np.asarray(rate), x.shape[1], at.layer, patched.n_layers)
+            return op(x, step, np.asarray(made, rate.dtype), *rest)
+
+        return patched.with_op("scan", override, layers)
+
+    return make
+
+
+def _taken(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(
+            op: Any, at: Any, v: Any, step: Any, rate: Any, k: Any, q: Any, *rest: Any
+        ) -> Any:
+            q, k, v = taken(q, k, v)
+            return op(v, step, rate, k, q, *rest)
+
+        return patched.with_op("scan", override, layers)
+
+    return make
+
+
+def _forgetting(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose tokens read what they wrote alone."""
+
+    def override(op: Any, at: Any, v: Any, *rest: Any) -> Any:
+        _, _, k, q, _, _ = rest
+        read, after = op(v, *rest)
+        alone = np.einsum("thd,thd->th", np.asarray(q), np.asarray(k))
+        return (alone[..., None] * v).astype(read.dtype), after
+
+    return patched.with_op("scan", override, layers)
+
+
+def _ungated(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        return np.array(held["lightning_norm"])
+
+    return patched.with_tap("lightning_gated", plain, layers)
+
+
+def _unnormed(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        return np.array(held["lightning"])
+
+    return patched.with_tap("lightning_norm", plain, layers)
+
+
+def changes(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes with lightning attention and with factors on the stream."""
+    if patched.spec.block.residual == "norm":
+        told = tuple(float(factor) for factor in patched.hp["residual_scales"])
+        for at, name in ((0, "with attention"), (2, "with lightning attention"), (4, "of experts")):
+            if told[at : at + 2] != (1.0, 1.0):
+                other = (*told[:at], 1.0, 1.0, *told[at + 2 :])
+                says = f"the stream and what is added have no factors behind halves {name}"
+                yield hyper_change("multiplier", says, residual_scales=other)
+        if any(factor != 1 for factor in told):
+            says = "the stream and what is added to it have no factors"
+            yield hyper_change("multiplier", says, residual_scales=(1.0,) * len(told))
+    if "lightning" not in mixers(patched):
+        return
+    for says, rates in RATES.items():
+        yield _change("ssm_decay", says, "lightning", _rated(rates))
+    for says, taken in OPERANDS.items():
+        yield _change("ssm_scan", says, "lightning", _taken(taken))
+    yield _change("ssm_state", "no state is carried: a token reads what it wrote alone",
+                  "lightning", _forgetting)  # fmt: skip
+    yield _change("ssm_gate", "the gate is left out", "lightning_gated", _ungated)
+    yield _change("ssm_gate", "the norm behind the state is left out", "lightning_norm", _unnormed)
+
+
+def _change(cause: str, says: str, point: str, make: Any) -> Change:
+    return Change(cause, f"in lightning attention {says}", (point,), make, {point: says})
+
+
+def lightning(case: Mismatch) -> Iterator[Change]:
+    """Try the usual mistakes where lightning attention lies before the point."""
+    if case.layer >= 0:
+        yield from changes(case.patched)
+
+
+HYPOTHESES = (
+    Hypothesis("ssm_decay", lightning, 341, "lightning attention, before other recurrences"),
+)  # fmt: skip
