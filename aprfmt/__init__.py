@@ -253,22 +253,26 @@ def set(
 def step(
     model: "Path | str", *, after: "Path | str | None" = None,
     adapter: "Path | str | None" = None, grads: "Sequence[Path | str]" = (),
-    optimizer: str | None = None, optimizer_state: "Path | str | None" = None,
-    arch: str | None = None,
+    batch: "Path | str | None" = None, optimizer: str | None = None,
+    optimizer_state: "Path | str | None" = None, trained_in: str | None = None,
+    device: str = "cpu", dtype: str = "float64", arch: str | None = None,
 ) -> "StepReport":  # fmt: skip
     """Return what a training step did to the weights, and whether it is what its optimizer makes.
 
     `model` is the checkpoint before the step and `after` the one after it; with `adapter` they are
-    the base and the adapters. `grads` are the step's gradients as files, `optimizer` is
-    `adamw:lr=2e-4,wd=0.1,step=1`, `optimizer_state` what the trainer saved of it. The result has
-    `.exit_code`, `.tensors`, `.causes`, `.norms` and `.to_json()`. Raises UsageError where a file
-    is of another model, or where there is nothing to compare.
+    the base and the adapters. `grads` are the step's gradients as files, held against those of
+    `batch`, which torch computes on `device` in `dtype`; `trained_in` is the trainer's arithmetic,
+    where it is not that of the weights. `optimizer` is `adamw:lr=2e-4,wd=0.1,step=1`,
+    `optimizer_state` what the trainer saved of it. The result has `.exit_code`, `.tensors`,
+    `.causes`, `.norms` and `.to_json()`. Raises UsageError where a file is of another model, or
+    where there is nothing to compare.
     """
     from aprfmt.training.step import explain_step
 
     return explain_step(
-        model, after=after, adapter=adapter, grads=grads, optimizer=optimizer,
-        optimizer_state=optimizer_state, arch=arch,
+        model, after=after, adapter=adapter, grads=grads, batch=batch, optimizer=optimizer,
+        optimizer_state=optimizer_state, trained_in=trained_in, device=device, dtype=dtype,
+        arch=arch,
     )  # fmt: skip
 
 

@@ -131,10 +131,19 @@ class Hashes(Tabular):
 
 
 def run(
-    model: Path | str, *, prompt: str | None = None, ids: Sequence[int] | None = None,
-    chat: str | None = None, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0,
-    top_p: float = 1.0, seed: int = 0, ignore_stop: bool = False, **where: Unpack[RunOptions],
-) -> Generation:  # fmt: skip
+    model: Path | str,
+    *,
+    prompt: str | None = None,
+    ids: Sequence[int] | None = None,
+    chat: str | None = None,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    ignore_stop: bool = False,
+    **where: Unpack[RunOptions],
+) -> Generation:
     """Generate text with MODEL[@RUN]; see `aprfmt.run`."""
     from aprfmt.inference.generating import context_room
     from aprfmt.tokenizer import stated_ends, tokenizer_of
@@ -160,16 +169,25 @@ def run(
         full: Literal["max_tokens", "context"] = "max_tokens" if room >= max_tokens else "context"
         text = None if tokenizer is None else _text(tokenizer, tokens, made)
         return Generation(
-            str(run.model.path), tuple(tokens), tuple(made), text,
-            "stop_token" if stopped else full, drawn[-1] if stopped else None,
-        )  # fmt: skip
+            str(run.model.path),
+            tuple(tokens),
+            tuple(made),
+            text,
+            "stop_token" if stopped else full,
+            drawn[-1] if stopped else None,
+        )
 
 
 def evaluate(
-    model: Path | str, *, text: str | Sequence[str] = (), ids: Sequence[int] | None = None,
-    against: Path | str | None = None, max_seq_len: int | None = None,
-    random_weights: bool = False, **where: Unpack[RunOptions],
-) -> Evaluation:  # fmt: skip
+    model: Path | str,
+    *,
+    text: str | Sequence[str] = (),
+    ids: Sequence[int] | None = None,
+    against: Path | str | None = None,
+    max_seq_len: int | None = None,
+    random_weights: bool = False,
+    **where: Unpack[RunOptions],
+) -> Evaluation:
     """Measure the loss of MODEL[@RUN] on texts; see `aprfmt.eval`."""
     from aprfmt.checks.records import pronounce_report
     from aprfmt.inference.evaluation import Sample, measure, plan
@@ -199,17 +217,30 @@ def evaluate(
             checks += judge(found.other, kind, str(other.model.path))
         report = Report(str(run.model.path), tuple(checks))
         return Evaluation(
-            str(run.model.path), found.loss, report, pronounce_report(report, run.model),
-            found.other, found.divergence,
-        )  # fmt: skip
+            str(run.model.path),
+            found.loss,
+            report,
+            pronounce_report(report, run.model),
+            found.other,
+            found.divergence,
+        )
 
 
 def parity(
-    model: Path | str, between: Sequence[str], *, prompt: str | None = None,
-    ids: Sequence[int] | None = None, chat: str | None = None, base: Path | str | None = None,
-    arbiter: bool = False, arch: str | None = None, allow_missing: Sequence[str] = (),
-    threads: int | None = None, memory: int | None = None, deterministic: bool = False,
-) -> "Parity":  # fmt: skip
+    model: Path | str,
+    between: Sequence[str],
+    *,
+    prompt: str | None = None,
+    ids: Sequence[int] | None = None,
+    chat: str | None = None,
+    base: Path | str | None = None,
+    arbiter: bool = False,
+    arch: str | None = None,
+    allow_missing: Sequence[str] = (),
+    threads: int | None = None,
+    memory: int | None = None,
+    deterministic: bool = False,
+) -> "Parity":
     """Compare runs of one model point by point; see `aprfmt.parity`."""
     from aprfmt.inference.parity.between import parity as compare
     from aprfmt.inference.parity.request import ParityRequest
@@ -229,16 +260,24 @@ def parity(
         if base is not None:
             source = stack.enter_context(open_model(base, arch=arch, allow_missing=allow_missing))
         request = ParityRequest(
-            tuple(tokens), text=prompt, arbiter=arbiter, threads=threads, memory=memory,
+            tuple(tokens),
+            text=prompt,
+            arbiter=arbiter,
+            threads=threads,
+            memory=memory,
             deterministic=deterministic,
-        )  # fmt: skip
+        )
         return compare(one, choices, request, source)
 
 
 def scan(
-    roots: Path | str | Sequence[Path | str], out: Path | str, *, checks: Sequence[str] = (),
-    jobs: int = 1, families: bool = True,
-) -> "ScanReport":  # fmt: skip
+    roots: Path | str | Sequence[Path | str],
+    out: Path | str,
+    *,
+    checks: Sequence[str] = (),
+    jobs: int = 1,
+    families: bool = True,
+) -> "ScanReport":
     """Check every model under some roots; see `aprfmt.scan`."""
     from aprfmt.fleet.run import ScanRequest
     from aprfmt.fleet.run import scan as run_scan
@@ -248,9 +287,12 @@ def scan(
 
 
 def hash_model(
-    model: Path | str, *, tensors: Sequence[str] = (), raw_only: bool = False,
+    model: Path | str,
+    *,
+    tensors: Sequence[str] = (),
+    raw_only: bool = False,
     arch: str | None = None,
-) -> Hashes:  # fmt: skip
+) -> Hashes:
     """Return SHA-256 of every tensor; see `aprfmt.hash`."""
     with open_model(model, arch=arch, damaged=True) as found:
         rows = manifest.tensor_rows(found, tensors, raw_only=raw_only)
@@ -258,9 +300,14 @@ def hash_model(
 
 
 def repair_file(
-    broken: Path | str, source: Path | str, output: Path | str, *,
-    manifest: Path | str | None = None, compare: bool = False, force: bool = False,
-) -> "Repair":  # fmt: skip
+    broken: Path | str,
+    source: Path | str,
+    output: Path | str,
+    *,
+    manifest: Path | str | None = None,
+    compare: bool = False,
+    force: bool = False,
+) -> "Repair":
     """Write a broken file completed from a good copy; see `aprfmt.repair`."""
     from aprfmt.recovery import repair
 
@@ -272,9 +319,14 @@ def repair_file(
 
 
 def set_metadata(
-    model: Path | str, output: Path | str, values: Mapping[str, Any], *,
-    remove: Sequence[str] = (), force: bool = False, verify: bool = True,
-) -> "ConversionReport":  # fmt: skip
+    model: Path | str,
+    output: Path | str,
+    values: Mapping[str, Any],
+    *,
+    remove: Sequence[str] = (),
+    force: bool = False,
+    verify: bool = True,
+) -> "ConversionReport":
     """Write a copy of a model with other metadata; see `aprfmt.set`."""
     from aprfmt.conversion import convert
     from aprfmt.conversion.edit_request import parse_edits
@@ -283,9 +335,15 @@ def set_metadata(
         changes = [(key, json.dumps(value)) for key, value in values.items()]
         asked = parse_edits(source, changes, remove, Path(output))
     return convert(
-        model, output, metadata=asked.values, remove=asked.remove, texts=asked.texts,
-        force=force, verify=verify, complete=False,
-    )  # fmt: skip
+        model,
+        output,
+        metadata=asked.values,
+        remove=asked.remove,
+        texts=asked.texts,
+        force=force,
+        verify=verify,
+        complete=False,
+    )
 
 
 def _request(model: Path | str, where: RunOptions) -> RunRequest:

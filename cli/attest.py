@@ -19,25 +19,56 @@ _TENSOR_STYLES = {"not reproduced": "bad", "not tried": "warn"}
 
 @click.command("attest")
 @options.model("quantized")
-@click.option("--from", "base", type=options.PathOrAddress(), metavar="BASE", required=True,
-              help="The model that it is said to be made of.")  # fmt: skip
-@click.option("--type", "scheme", metavar="T",
-              help="The type it was quantized as, where nothing in the file says it.")  # fmt: skip
-@click.option("--imatrix", type=options.NamedPath(), metavar="FILE",
-              help="The importance matrix that was used.")  # fmt: skip
+@click.option(
+    "--from",
+    "base",
+    type=options.PathOrAddress(),
+    metavar="BASE",
+    required=True,
+    help="The model that it is said to be made of.",
+)
+@click.option(
+    "--type",
+    "scheme",
+    metavar="T",
+    help="The type it was quantized as, where nothing in the file says it.",
+)
+@click.option(
+    "--imatrix",
+    type=options.NamedPath(),
+    metavar="FILE",
+    help="The importance matrix that was used.",
+)
 @options.drop
-@click.option("-o", "--output", type=options.FILE, metavar="FILE",
-              help="Write what was found as an in-toto statement (JSON).")  # fmt: skip
-@click.option("--check", type=options.NamedPath(), metavar="STATEMENT",
-              help="Hold what is found to a statement of an earlier run.")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    type=options.FILE,
+    metavar="FILE",
+    help="Write what was found as an in-toto statement (JSON).",
+)
+@click.option(
+    "--check",
+    type=options.NamedPath(),
+    metavar="STATEMENT",
+    help="Hold what is found to a statement of an earlier run.",
+)
 @options.verbose("Every tensor with what became of it.")
 @options.arch
 @options.force
 @options.common
 def command(
-    quantized: Path, base: Path, scheme: str | None, imatrix: Path | None, drop: tuple[str, ...],
-    output: Path | None, check: Path | None, verbose: bool, arch: str | None, force: bool,
-) -> int:  # fmt: skip
+    quantized: Path,
+    base: Path,
+    scheme: str | None,
+    imatrix: Path | None,
+    drop: tuple[str, ...],
+    output: Path | None,
+    check: Path | None,
+    verbose: bool,
+    arch: str | None,
+    force: bool,
+) -> int:
     """Make every tensor of QUANTIZED again from BASE, and compare the stored bytes.
 
     The encodings are the file's own; its record and its tensors say how they were made. Exit 0:
@@ -51,9 +82,16 @@ def command(
     statement = None if check is None else read_statement(check)
     with render.ProgressLine("attest") as progress:
         found = attest(
-            quantized, base, scheme=scheme, imatrix=imatrix, drop=drop, arch=arch,
-            check=statement, checked=None if check is None else str(check), progress=progress,
-        )  # fmt: skip
+            quantized,
+            base,
+            scheme=scheme,
+            imatrix=imatrix,
+            drop=drop,
+            arch=arch,
+            check=statement,
+            checked=None if check is None else str(check),
+            progress=progress,
+        )
     if output is not None:
         write_statement(found.statement, output, force=force)
     body = {**found.to_json(), "statement": None if output is None else str(output)}

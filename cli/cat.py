@@ -17,15 +17,25 @@ if TYPE_CHECKING:
 @click.argument("name", shell_complete=shell_completion.complete_tensors)
 @click.option("--slice", "region", metavar="A:B,C", help="A NumPy-style slice, e.g. 0:4,:8.")
 @click.option("-o", "--output", type=options.NamedPath(), help="Write a .npy file instead.")
-@click.option("--limit", type=options.WholeNumber(1), default=64, show_default=True,
-              help="Print at most this many values.")  # fmt: skip
+@click.option(
+    "--limit",
+    type=options.WholeNumber(1),
+    default=64,
+    show_default=True,
+    help="Print at most this many values.",
+)
 @options.force
 @options.arch
 @options.common
 def command(
-    model: Path, name: str, region: str | None, output: Path | None, limit: int, force: bool,
+    model: Path,
+    name: str,
+    region: str | None,
+    output: Path | None,
+    limit: int,
+    force: bool,
     arch: str | None,
-) -> int:  # fmt: skip
+) -> int:
     """Print the values of one tensor, by name or role; -o x.npy writes them all."""
     from aprfmt.base.shapes import parse_slice
     from aprfmt.formats.npy import write_npy

@@ -34,16 +34,19 @@ def verdict_line(found: "Pronounced") -> "Line":
 def failure_lines(checks: "Iterable[Check]") -> "list[Line]":
     """Return a line for each check that did not pass."""
     return [
-        (f"  {one.outcome.replace('_', '-')} {one.name}: {one.found}; expected {one.expected}"
-         f"{f'; {one.todo}' if one.todo else ''}", STYLES[one.outcome])
-        for one in checks if one.outcome != "PASS"
-    ]  # fmt: skip
+        (
+            f"  {one.outcome.replace('_', '-')} {one.name}: {one.found}; expected {one.expected}"
+            f"{f'; {one.todo}' if one.todo else ''}",
+            STYLES[one.outcome],
+        )
+        for one in checks
+        if one.outcome != "PASS"
+    ]
 
 
 def show_verdict(found: "Pronounced") -> None:
     """Print the line of a verdict."""
-    text, style = verdict_line(found)
-    render.say(text, style=style)
+    render.say_verdict(*verdict_line(found))
 
 
 def show_validation(report: "Validation") -> None:
@@ -121,10 +124,14 @@ def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "l
     from aprfmt.compare.short_answer import merge_alike
 
     lines: list[Line] = [
-        (f"  {gate.name}: {one.name}{f' ({one.where})' if one.where else ''}: {one.found}; "
-         f"expected {one.expected}{f'; {one.todo}' if one.todo else ''}", "bad")
-        for gate in report.gates for one in gate.failed
-    ]  # fmt: skip
+        (
+            f"  {gate.name}: {one.name}{f' ({one.where})' if one.where else ''}: {one.found}; "
+            f"expected {one.expected}{f'; {one.todo}' if one.todo else ''}",
+            "bad",
+        )
+        for gate in report.gates
+        for one in gate.failed
+    ]
     style, verdict = {0: "good", 1: "bad", 2: "warn"}[report.exit_code], report.pronounced.says
     skipped = [gate.name for gate in report.gates if gate.outcome == "NOT_RUN"]
     end: list[Line] = [(f"not run: {', '.join(skipped)}", "dim")] if skipped else []

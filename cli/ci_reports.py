@@ -197,10 +197,14 @@ def junit_xml(command: str, cases: Sequence[ReportCase]) -> str:
 def _printable(text: str) -> str:
     """Return text without what XML 1.0 cannot hold, which names in files may."""
     return "".join(
-        char if char in "\t\n" or " " <= char <= "\ud7ff" or "\ue000" <= char <= "\ufffd"
-        or char >= "\U00010000" else f"\\x{ord(char):02x}"
+        char
+        if char in "\t\n"
+        or " " <= char <= "\ud7ff"
+        or "\ue000" <= char <= "\ufffd"
+        or char >= "\U00010000"
+        else f"\\x{ord(char):02x}"
         for char in text
-    )  # fmt: skip
+    )
 
 
 def _level(outcome: str) -> Level:

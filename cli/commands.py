@@ -101,8 +101,8 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
             "aprfmt attest q4.gguf --from model",
         ),
         "step": CommandRow(
-            "step", "Explain a training step: what it did to the weights, and whether it is right.",
-            "aprfmt step model --after stepped --optimizer adamw:lr=2e-4,wd=0.1,step=1",
+            "step", "Say what a training step did, and whether it is right.",
+            "aprfmt step before --after after --optimizer adamw:lr=2e-4,wd=0.1,step=1",
         ),
         "hash": CommandRow(
             "hash_", "SHA-256 of every tensor, stored and decoded.",

@@ -44,9 +44,13 @@ from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 @options.accept()
 @options.writing
 def command(
-    src: Path, dst: Path, to: str | None, adapter: Path | None, base: Path | None,
+    src: Path,
+    dst: Path,
+    to: str | None,
+    adapter: Path | None,
+    base: Path | None,
     **wishes: Unpack[ConvertArguments],
-) -> int:  # fmt: skip
+) -> int:
     """Convert SRC to DST, by DST's extension or --to.
 
     Every tensor keeps its encoding and bytes unless the target's rules or a flag say otherwise;

@@ -55,9 +55,13 @@ class ConvertArguments(TypedDict, total=False):
 
 
 def run_conversion(
-    src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
+    src: Path,
+    dst: Path,
+    to: str | None,
+    adapter: Path | None = None,
+    base: Path | None = None,
     **wishes: Unpack[ConvertArguments],
-) -> int:  # fmt: skip
+) -> int:
     """Convert and report; every conversion command but `set` ends here."""
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
     report = convert_with_warnings(src, dst, to, adapter, base, **wishes)
@@ -69,9 +73,13 @@ def run_conversion(
 
 
 def convert_with_warnings(
-    src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
+    src: Path,
+    dst: Path,
+    to: str | None,
+    adapter: Path | None = None,
+    base: Path | None = None,
     **wishes: Unpack[ConvertArguments],
-) -> "ConversionReport":  # fmt: skip
+) -> "ConversionReport":
     """Convert, warn of what the target cannot say, and return the report."""
     from aprfmt.conversion.output_format import NoFormatError, has_extension
 

@@ -99,10 +99,18 @@ def run_command(group: click.Group, args: Sequence[str], silent: bool) -> int:
 
 
 @click.command("demo")
-@click.option("--into", type=options.NamedPath(file_okay=False), metavar="DIR",
-              help="Write the model itself into this folder, and run nothing.")  # fmt: skip
-@click.option("--out", type=options.NamedPath(file_okay=False), metavar="DIR",
-              help="Keep the files of the steps in this folder.")  # fmt: skip
+@click.option(
+    "--into",
+    type=options.NamedPath(file_okay=False),
+    metavar="DIR",
+    help="Write the model itself into this folder, and run nothing.",
+)
+@click.option(
+    "--out",
+    type=options.NamedPath(file_okay=False),
+    metavar="DIR",
+    help="Keep the files of the steps in this folder.",
+)
 @options.force
 @options.common
 def command(into: Path | None, out: Path | None, force: bool) -> int:

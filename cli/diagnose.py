@@ -112,9 +112,18 @@ def _number(value: float | None) -> str:
 @options.force
 @options.common
 def command(
-    a: str, b: str, model: str | None, ids: str | None, prompt: str | None, memory: int | None,
-    accept: tuple[str, ...], verbose: bool, html: Path | None, arch: str | None, force: bool,
-) -> int:  # fmt: skip
+    a: str,
+    b: str,
+    model: str | None,
+    ids: str | None,
+    prompt: str | None,
+    memory: int | None,
+    accept: tuple[str, ...],
+    verbose: bool,
+    html: Path | None,
+    arch: str | None,
+    force: bool,
+) -> int:
     """Find where A and B first differ, and why.
 
     A and B are models in any format, runs (MODEL@torch:cpu:bfloat16, MODEL@transformers) or saved
@@ -131,9 +140,16 @@ def command(
     options.check_new(force, html)
     with render.ProgressLine("diagnose") as progress:
         result = diagnose(
-            a, b, model=model, ids=None if ids is None else parse_ids(ids), prompt=prompt,
-            arch=arch, memory=memory, progress=progress, notice=progress.say,
-        )  # fmt: skip
+            a,
+            b,
+            model=model,
+            ids=None if ids is None else parse_ids(ids),
+            prompt=prompt,
+            arch=arch,
+            memory=memory,
+            progress=progress,
+            notice=progress.say,
+        )
     result = replace(result, accept=accept)
     body = result.to_json()
     add_page(body, html, force, lambda: render_page(body))

@@ -62,8 +62,11 @@ def show_adapter(
     """Print the answer, the weights that are not as the rest, what else differs, what to do."""
     style = {0: "good", 1: "bad", 2: "warn"}[verdict.exit]
     names = [render.escape(str(each)) for each in (found.adapter, b, a)]
-    render.line(f"{names[0]} is merged into {names[1]}, of the base {names[2]}: "
-                f"{found.found} ({len(found.weights)} weights)", style=style)  # fmt: skip
+    render.line(
+        f"{names[0]} is merged into {names[1]}, of the base {names[2]}: "
+        f"{found.found} ({len(found.weights)} weights)",
+        style=style,
+    )
     if verdict.not_compared or verdict.exit != int(found.differs):
         render.say(f"  {verdict.says}", style=style)
     odd = [each for each in found.weights if each.found != "once" or each.says]
@@ -158,8 +161,11 @@ def compare_samples(
 def show_samples(report: "SampleReport") -> None:
     """Print what random ranges have shown, and what they cannot show."""
     looked, whole = render.size_text(report.bytes), render.size_text(report.of_bytes)
-    render.line(f"{report.ranges} of {report.of_ranges} ranges, {looked} of {whole} a side "
-                f"(--seed {report.seed})", style="head")  # fmt: skip
+    render.line(
+        f"{report.ranges} of {report.of_ranges} ranges, {looked} of {whole} a side "
+        f"(--seed {report.seed})",
+        style="head",
+    )
     if report.settled:
         render.line(f"  {report.settled} tensors are equal by the digests of their files")
     for found in report.differing[:FINDINGS]:
@@ -176,15 +182,17 @@ def show_samples(report: "SampleReport") -> None:
             style="warn",
         )
     if report.different:
-        render.say(report.pronounced.says, style="bad")
+        render.say_verdict(report.pronounced.says, "bad")
         return
     if report.share is not None:
         render.line(
             f"no range differs: with 95 % confidence fewer than {report.share:.2%} of the ranges do"
         )
-    render.say(report.pronounced.says, style="warn")
-    render.line("one changed tensor, or one bit, is easily missed; diff without --sample reads "
-                "everything", style="warn")  # fmt: skip
+    render.say_verdict(report.pronounced.says, "warn")
+    render.line(
+        "one changed tensor, or one bit, is easily missed; diff without --sample reads everything",
+        style="warn",
+    )
 
 
 TOP = 10  # worst tensors shown with -v
@@ -201,9 +209,13 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
         return
     headline = found.says, _STYLES[found.exit]
     lines = short_answer(
-        headline, report.causes, first_said=False, others=list(_others(report)),
-        commands=report.next if found.exit else (), names=output_format.shown_names(),
-    )  # fmt: skip
+        headline,
+        report.causes,
+        first_said=False,
+        others=list(_others(report)),
+        commands=report.next if found.exit else (),
+        names=output_format.shown_names(),
+    )
     for text, style in lines:
         render.say(text, style=style)
 
@@ -219,9 +231,10 @@ def _others(report: DiffReport) -> Iterator[Line]:
         more = f", and {len(left) - 1} more (-v)" if len(left) > 1 else ""
         yield f"  {left[0].verdict}: {name}{role}{more}", "bad"
     for title, rows in (
-        ("hyperparameters", report.hyperparameters), ("tokenizer", report.tokenizer),
+        ("hyperparameters", report.hyperparameters),
+        ("tokenizer", report.tokenizer),
         ("metadata", report.metadata),
-    ):  # fmt: skip
+    ):
         counted = [row for row in rows if row.decisive or title in report.asked]
         if counted:
             one = counted[0]
@@ -239,7 +252,7 @@ def _others(report: DiffReport) -> Iterator[Line]:
 
 def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
     """Print the verdict and what it stands on, then the worst tensors."""
-    render.say(found.says, style=_STYLES[found.exit])
+    render.say_verdict(found.says, _STYLES[found.exit])
     _not_compared(found)
     for one in report.relations:
         render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")
@@ -393,31 +406,62 @@ def _explanation(found: Finding) -> None:
     multiple=True,
     help="Only these sections; every difference in them counts.",
 )
-@click.option("--top", type=options.WholeNumber(0),
-              help="Show the worst N tensors (with -v: 10).")  # fmt: skip
+@click.option("--top", type=options.WholeNumber(0), help="Show the worst N tensors (with -v: 10).")
 @options.verbose("Every cause, differing field and text, the worst tensors with numbers.")
 @options.accept(within=True)
-@click.option("--base", type=options.PathOrAddress(), metavar="SRC", help="The float source: "
-              "say which quantized tensors derive from it byte for byte.")  # fmt: skip
-@click.option("--adapter", type=options.PathOrAddress(), metavar="DIR", help="Say whether B is A "
-              "with this LoRA adapter merged: once, in every shard.")  # fmt: skip
-@click.option("--imatrix", type=options.NamedPath(), metavar="FILE",
-              help="With --base: the importance matrix that was used.")  # fmt: skip
-@click.option("--explain/--no-explain", default=True, show_default=True,
-              help="Test every differing tensor against the known causes.")  # fmt: skip
-@click.option("--sample", callback=options.parse_size, metavar="SIZE",
-              help="Compare random ranges only, SIZE bytes a side; never exits 0.")  # fmt: skip
+@click.option(
+    "--base",
+    type=options.PathOrAddress(),
+    metavar="SRC",
+    help="The float source: say which quantized tensors derive from it byte for byte.",
+)
+@click.option(
+    "--adapter",
+    type=options.PathOrAddress(),
+    metavar="DIR",
+    help="Say whether B is A with this LoRA adapter merged: once, in every shard.",
+)
+@click.option(
+    "--imatrix",
+    type=options.NamedPath(),
+    metavar="FILE",
+    help="With --base: the importance matrix that was used.",
+)
+@click.option(
+    "--explain/--no-explain",
+    default=True,
+    show_default=True,
+    help="Test every differing tensor against the known causes.",
+)
+@click.option(
+    "--sample",
+    callback=options.parse_size,
+    metavar="SIZE",
+    help="Compare random ranges only, SIZE bytes a side; never exits 0.",
+)
 @click.option("--seed", type=options.WholeNumber(0), help="With --sample: the seed of another run.")
 @options.html("Write a page: findings, map of all tensors, difference images.")
 @options.arch
 @options.force
 @options.common_ci
 def command(
-    a: Path, b: Path, patterns: tuple[str, ...], only: tuple[str, ...], top: int | None,
-    verbose: bool, accept: tuple[str, ...], base: Path | None, adapter: Path | None,
-    imatrix: Path | None, explain: bool, sample: int | None, seed: int | None,
-    html: Path | None, arch: str | None, force: bool,
-) -> int:  # fmt: skip
+    a: Path,
+    b: Path,
+    patterns: tuple[str, ...],
+    only: tuple[str, ...],
+    top: int | None,
+    verbose: bool,
+    accept: tuple[str, ...],
+    base: Path | None,
+    adapter: Path | None,
+    imatrix: Path | None,
+    explain: bool,
+    sample: int | None,
+    seed: int | None,
+    html: Path | None,
+    arch: str | None,
+    force: bool,
+) -> int:
     """Compare two models in any formats, tensor by tensor, by what they mean.
 
     Exit 0: equal (layout-only differences are named), 1: different, or something that can carry
@@ -439,9 +483,17 @@ def command(
     render.STATUS.doing(f"comparing {a} and {b}")
     with render.ProgressLine("diff") as progress:
         report = diff(
-            a, b, tensors=patterns, only=only or None, arch=arch, base=base, imatrix=imatrix,
-            explain=explain, images=0 if html is None else IMAGES, progress=progress,
-        )  # fmt: skip
+            a,
+            b,
+            tensors=patterns,
+            only=only or None,
+            arch=arch,
+            base=base,
+            imatrix=imatrix,
+            explain=explain,
+            images=0 if html is None else IMAGES,
+            progress=progress,
+        )
     found = report.pronounced(accept)
     code = found.exit
     for note in report.notes:
@@ -450,8 +502,10 @@ def command(
     add_page(body, html, force, lambda: render_page(report, code))
     report_damage(report.damage)
     return render.emit(
-        body, code, lambda: show(report, found, verbose, top),
+        body,
+        code,
+        lambda: show(report, found, verbose, top),
         cases=lambda: agree_with_verdict(
             cases_of_diff(body, report.fields_apart, accept), code, report.b
         ),
-    )  # fmt: skip
+    )

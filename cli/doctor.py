@@ -37,19 +37,27 @@ def show_devices(found: Devices) -> None:
 
 def show(body: DoctorFacts) -> None:
     """Print the facts for people."""
-    render.print_pairs([
-        ("aprfmt", body["aprfmt"]), ("python", body["python"]), ("system", body["system"]),
-        ("cpus", body["cpus"]),
-    ])  # fmt: skip
+    render.print_pairs(
+        [
+            ("aprfmt", body["aprfmt"]),
+            ("python", body["python"]),
+            ("system", body["system"]),
+            ("cpus", body["cpus"]),
+        ]
+    )
     render.line("packages", style="head")
     render.table(
         [
-            (row["name"], row["version"] or "not installed", row["for"],
-             "" if row["version"] else row["get"])
+            (
+                row["name"],
+                row["version"] or "not installed",
+                row["for"],
+                "" if row["version"] else row["get"],
+            )
             for row in body["packages"]
         ],
         ("package", "version", "for", "how to get it"),
-    )  # fmt: skip
+    )
     show_devices(body["devices"])
     found = body["llama_cpp"]
     render.line("engine llama.cpp", style="head")
@@ -79,15 +87,17 @@ def answer(body: DoctorFacts) -> "list[Line]":
     ]  # fmt: skip
     lines += [
         (f"  {row['name']} is not installed ({row['for']}): {row['get']}", "")
-        for row in body["packages"] if not row["version"]
-    ]  # fmt: skip
+        for row in body["packages"]
+        if not row["version"]
+    ]
     found = body["devices"]
     gpus = ", ".join(f"cuda:{gpu['index']} {gpu['name']}" for gpu in found["gpus"])
     lines.append((f"  gpu: {gpus or found['why']}", ""))
     lines += [
         (f"  {name} does not use it: {why}", "warn")
-        for name, why in (("torch", found["torch"]), ("cupy", found["cupy"])) if why and gpus
-    ]  # fmt: skip
+        for name, why in (("torch", found["torch"]), ("cupy", found["cupy"]))
+        if why and gpus
+    ]
     engine = body["llama_cpp"]
     said = engine["why"] or f"{engine['folder']}: {engine['version']}"
     return [*lines, (f"  llama.cpp: {said}", "")]

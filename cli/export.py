@@ -18,8 +18,12 @@ from aprfmt.errors import UsageError
     type=click.Choice(["gguf", "safetensors", "apr"], case_sensitive=False),
     help="Target format.",
 )
-@click.option("-o", "--output", type=options.NamedPath(),
-              help="Default: ./STEM.gguf, or the folder ./STEM-hf/")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    type=options.NamedPath(),
+    help="Default: ./STEM.gguf, or the folder ./STEM-hf/",
+)
 @options.encoding
 @options.tensor_encodings
 @options.leaving

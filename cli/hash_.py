@@ -29,7 +29,7 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
     if found is not None:
         for row in body.get("failures", ()):
             render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
-        render.say(found.says, style={0: "good", 1: "bad", 2: "warn"}[found.exit])
+        render.say_verdict(found.says, {0: "good", 1: "bad", 2: "warn"}[found.exit])
         return
     for row in body["tensors"]:
         render.say(
@@ -49,6 +49,10 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
 @click.option(
     "--blocks", is_flag=True, help="With --write: SHA-256 of every MiB too, to repair by."
 )
+@click.option("--roles", is_flag=True, help="Write MODEL.aprfmt-roles.json beside the model: a "
+              "digest of each parameter by the name an engine has for it.")  # fmt: skip
+@click.option("--ranks", type=options.WholeNumber(1), default=1, show_default=True, metavar="N",
+              help="With --roles: of each tensor-parallel rank's share.")  # fmt: skip
 @click.option("--check", type=options.PathOrAddress(), metavar="MANIFEST",
               help="Compare with a manifest; exit 1 names everything that differs.")  # fmt: skip
 @options.arch
@@ -56,7 +60,7 @@ def show(body: HashResult, found: "Pronounced | None" = None) -> None:
 @options.common
 def command(
     model: Path, patterns: tuple[str, ...], raw_only: bool, write: bool, blocks: bool,
-    check: Path | None, arch: str | None, force: bool,
+    roles: bool, ranks: int, check: Path | None, arch: str | None, force: bool,
 ) -> int:  # fmt: skip
     """SHA-256 per tensor: of the stored bytes, and of the decoded logical values.
 
@@ -66,6 +70,15 @@ def command(
     """
     from aprfmt.model import manifest, open_model
 
+    if ranks != 1 and not roles:
+        raise UsageError("--ranks is of what --roles writes; give both")
+    if roles:
+        if write or check is not None or patterns or raw_only:
+            raise UsageError(
+                "--roles writes a manifest of its own; leave --write, --check, --tensor and "
+                "--raw-only out"
+            )
+        return _write_roles(model, arch, ranks, force)
     if write and patterns:
         raise UsageError("--write is of the whole model; leave --tensor out")
     if blocks and not write:
@@ -92,3 +105,33 @@ def command(
         return render.emit(body, damaged, lambda: show(body))
     code = 1 if found.exit == 1 else damaged or found.exit  # a difference beats what is broken
     return render.emit({**body, **found.to_json()}, code, lambda: show(body, found))
+
+
+def _write_roles(path: Path, arch: str | None, ranks: int, force: bool) -> int:
+    """Write the manifest that a script inside an engine compares; say where and of how many."""
+    from aprfmt.formats.atomic import FileSet
+    from aprfmt.model import open_model, role_manifest
+
+    with open_model(path, arch=arch) as opened:
+        files = FileSet(force=force)
+        try:
+            files.create(role_manifest.roles_path(opened.path))
+        finally:
+            files.discard()
+        with render.ProgressLine("hash") as progress:
+            rows = role_manifest.parameter_rows(opened, ranks, progress)
+        written = role_manifest.write_roles(opened, ranks, rows, force=force)
+        body: HashResult = {
+            "model": str(opened.path),
+            "tensors": [],
+            "damage": [],
+            "written": str(written),
+        }
+
+    def say() -> None:
+        render.line(
+            f"wrote {render.escape(str(written))}: {len(rows)} parameters of {ranks} "
+            f"rank{'s' if ranks != 1 else ''}"
+        )
+
+    return render.emit(body, 0, say)

@@ -98,9 +98,14 @@ def header_rows(model: Path, limit: int) -> tuple[HeaderRows, Sequence[Damage]]:
             if len(rows) < limit:
                 raw = bytes(file.view[field.offset : field.offset + min(field.nbytes, 16)])
                 rows.append(
-                    {"offset": field.offset, "nbytes": field.nbytes, "bytes": raw.hex(),
-                     "name": field.name, "value": field.value}
-                )  # fmt: skip
+                    {
+                        "offset": field.offset,
+                        "nbytes": field.nbytes,
+                        "bytes": raw.hex(),
+                        "name": field.name,
+                        "value": field.value,
+                    }
+                )
         body: HeaderRows = {
             "path": str(path), "format": spec.name, "fields": rows, "count": total, "damage": [],
         }  # fmt: skip
@@ -175,16 +180,23 @@ def block_row(encoding: str, raw: bytes, block: int, offset: int) -> BlockRow:
         for field in layout.names:
             kind, at = layout.fields[field][:2]
             fields.append(
-                {"name": field, "bytes": raw[at : at + kind.itemsize].hex(),
-                 "value": np.asarray(record[field]).reshape(-1)[:8].tolist()}
-            )  # fmt: skip
+                {
+                    "name": field,
+                    "bytes": raw[at : at + kind.itemsize].hex(),
+                    "value": np.asarray(record[field]).reshape(-1)[:8].tolist(),
+                }
+            )
     values: list[Any] | None = None
     if reference.parts == ("",) and not reference.row.row_header:
         count = len(raw) // reference.type_size * reference.block_size
         values = decode(encoding, {"": raw}, (count,)).tolist()
     return {
-        "block": block, "offset": offset, "bytes": raw.hex(), "fields": fields, "values": values,
-    }  # fmt: skip
+        "block": block,
+        "offset": offset,
+        "bytes": raw.hex(),
+        "fields": fields,
+        "values": values,
+    }
 
 
 def hex_lines(raw: bytes, offset: int) -> Iterator[str]:
@@ -248,18 +260,39 @@ def _values(values: list[float]) -> str:
     shell_complete=shell_completion.complete_tensors,
 )
 @click.option("--block", type=options.WholeNumber(0), default=0, help="First block to show.")
-@click.option("--blocks", type=options.WholeNumber(1), default=2, show_default=True,
-              help="How many blocks to show.")  # fmt: skip
+@click.option(
+    "--blocks",
+    type=options.WholeNumber(1),
+    default=2,
+    show_default=True,
+    help="How many blocks to show.",
+)
 @click.option("--offset", type=options.WholeNumber(0), help="Dump plain bytes from here instead.")
-@click.option("--length", type=options.WholeNumber(1), default=256, show_default=True,
-              help="Bytes to dump with --offset.")  # fmt: skip
-@click.option("--limit", type=options.WholeNumber(1), default=64, show_default=True,
-              help="Header fields to show.")  # fmt: skip
+@click.option(
+    "--length",
+    type=options.WholeNumber(1),
+    default=256,
+    show_default=True,
+    help="Bytes to dump with --offset.",
+)
+@click.option(
+    "--limit",
+    type=options.WholeNumber(1),
+    default=64,
+    show_default=True,
+    help="Header fields to show.",
+)
 @options.common
 def command(
-    model: Path, name: str | None, named: str | None, block: int, blocks: int,
-    offset: int | None, length: int, limit: int,
-) -> int:  # fmt: skip
+    model: Path,
+    name: str | None,
+    named: str | None,
+    block: int,
+    blocks: int,
+    offset: int | None,
+    length: int,
+    limit: int,
+) -> int:
     """Show header fields, or the blocks of tensor NAME, or plain bytes, each beside its bytes.
 
     NAME is as `aprfmt cat` takes it: a stored name, a role, or a pattern of one tensor.

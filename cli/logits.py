@@ -32,11 +32,20 @@ class LogitsResult(TypedDict):
 @click.argument("model", type=options.MODEL_RUN)
 @run_options.what
 @click.option("--out", type=options.NamedPath(), help="Write float32 [tokens, vocab] .npy.")
-@click.option("--reference", type=options.NamedPath(), metavar="ANSWER",
-              help="Compare log-probabilities with a server's answer (JSON of vLLM, SGLang, "
-              "OpenAI-compatible) or a saved trace: a table by position.")  # fmt: skip
-@click.option("--load", "loaded", type=options.NamedPath(), metavar="ANSWER",
-              help="With --reference: take this answer or trace, do not run MODEL.")  # fmt: skip
+@click.option(
+    "--reference",
+    type=options.NamedPath(),
+    metavar="ANSWER",
+    help="Compare log-probabilities with a server's answer (JSON of vLLM, SGLang, "
+    "OpenAI-compatible) or a saved trace: a table by position.",
+)
+@click.option(
+    "--load",
+    "loaded",
+    type=options.NamedPath(),
+    metavar="ANSWER",
+    help="With --reference: take this answer or trace, do not run MODEL.",
+)
 @run_options.where
 @options.arch
 @options.force
@@ -94,9 +103,11 @@ def command(
             write_npy(out, np.ascontiguousarray(found, np.float32), force)
     said = {**body, **verdict.to_json()}
     return render.emit(
-        said, verdict.exit, lambda: show(body, report.checks, verdict),
+        said,
+        verdict.exit,
+        lambda: show(body, report.checks, verdict),
         answer=lambda: answer(body, report, verdict),
-    )  # fmt: skip
+    )
 
 
 def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:

@@ -80,6 +80,8 @@ def read_side(
     from aprfmt.inference.engines.opening import open_trace
     from aprfmt.measure.logprob_tables import of_logits
 
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such file")
     if is_logprobs(path):
         return read_logprobs(path, ids, token_ids(model)), "bfloat16"
     trace = stack.enter_context(open_trace(path, ids, model))

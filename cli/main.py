@@ -150,9 +150,13 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version,
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_version,
     help="Show the version, extras and kernels.",
-)  # fmt: skip
+)
 def group() -> None:
     """Work on model files that are wrong: APR v2, GGUF, safetensors.
 

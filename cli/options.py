@@ -45,8 +45,7 @@ class WholeNumber(click.IntRange):
             found = None
         if found is None or not self.min <= found <= self.max:
             shown = shorten(str(value), 40)
-            self.fail(f"{shown!r} is no whole number from {self.min} to {self.max}",
-                      param, ctx)  # fmt: skip
+            self.fail(f"{shown!r} is no whole number from {self.min} to {self.max}", param, ctx)
         return found
 
 
@@ -231,25 +230,43 @@ def negate_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool
     return not value
 
 
-no_verify = click.option("--no-verify", "verify", is_flag=True, callback=negate_flag,
-                         help="Do not re-open and compare the output.")  # fmt: skip
+no_verify = click.option(
+    "--no-verify",
+    "verify",
+    is_flag=True,
+    callback=negate_flag,
+    help="Do not re-open and compare the output.",
+)
 resume = click.option(
     "--resume",
     is_flag=True,
     help="Continue a run that was stopped; keep what is written if this one is.",
 )
-no_hash = click.option("--no-source-hash", "source_hash", is_flag=True, callback=negate_flag,
-                       help="Do not record the source's SHA-256 in the output.")  # fmt: skip
+no_hash = click.option(
+    "--no-source-hash",
+    "source_hash",
+    is_flag=True,
+    callback=negate_flag,
+    help="Do not record the source's SHA-256 in the output.",
+)
 patterns = click.argument(
     "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=shell_completion.complete_tensors
 )
-no_carry = click.option("--no-carry", "carry", is_flag=True, callback=negate_flag,
-                        help="Leave the verbatim tokenizer.json out.")  # fmt: skip
+no_carry = click.option(
+    "--no-carry",
+    "carry",
+    is_flag=True,
+    callback=negate_flag,
+    help="Leave the verbatim tokenizer.json out.",
+)
 tensor = click.option(
-    "--tensor", "patterns", multiple=True, metavar="PATTERN",
+    "--tensor",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
     shell_complete=shell_completion.complete_tensors,
     help="Only these tensors: whole dot-components, a glob, or re:...; any spelling.",
-)  # fmt: skip
+)
 encoding = click.option(
     "--encoding", metavar="E", help="Store weights as E (a lossy step is reported)."
 )
@@ -262,9 +279,12 @@ allow_inexact = click.option(
     help="Accept packed weights whose values change when repacked; how many is counted.",
 )
 drop = click.option(
-    "--drop", multiple=True, metavar="PATTERN", shell_complete=shell_completion.complete_tensors,
+    "--drop",
+    multiple=True,
+    metavar="PATTERN",
+    shell_complete=shell_completion.complete_tensors,
     help="Leave these tensors out of the output.",
-)  # fmt: skip
+)
 
 
 def parse_renames(
@@ -279,15 +299,20 @@ def parse_renames(
 
 
 rename = click.option(
-    "--rename", multiple=True, callback=parse_renames, metavar="OLD=NEW",
+    "--rename",
+    multiple=True,
+    callback=parse_renames,
+    metavar="OLD=NEW",
     help="Rename tensors: '_orig_mod.=' (a prefix), 'attention=self_attn' (components), "
     "'layers.{N}.=layers.{N-1}.' (numbers).",
-)  # fmt: skip
+)
 allow_missing = click.option(
-    "--allow-missing", multiple=True, metavar="ROLE",
+    "--allow-missing",
+    multiple=True,
+    metavar="ROLE",
     help="Accept that these required tensors are not there: attn_q.bias, blk.3.attn_q.bias; "
     "what is written records it.",
-)  # fmt: skip
+)
 
 
 def read_text_option(value: str, name: str) -> str:
@@ -383,10 +408,12 @@ def accept(*, within: bool = False) -> Callable[[F], F]:
     """Add --accept: what counts as agreeing all the same."""
     rounding = "within: rounding of the coarser encoding; " if within else ""
     return click.option(
-        "--accept", multiple=True, metavar="WHAT",
+        "--accept",
+        multiple=True,
+        metavar="WHAT",
         callback=_accepting(("within",) if within else ()),
         help=f"Count as equal: {rounding}unread:PATTERN: items that were not compared, by name.",
-    )  # fmt: skip
+    )
 
 
 def verbose(help: str) -> Callable[[F], F]:
@@ -401,9 +428,13 @@ max_shard_size = click.option(
     help="Split into shards of this size (2G).",
 )
 tensor_encodings = click.option(
-    "--tensor", "tensor_encodings", multiple=True, callback=parse_assignments,
-    metavar="PATTERN=E", help="Store these tensors as E.",
-)  # fmt: skip
+    "--tensor",
+    "tensor_encodings",
+    multiple=True,
+    callback=parse_assignments,
+    metavar="PATTERN=E",
+    help="Store these tensors as E.",
+)
 
 
 def html(help: str) -> Callable[[F], F]:
@@ -413,13 +444,25 @@ def html(help: str) -> Callable[[F], F]:
 
 quantization = option_group(
     click.option("--pure", is_flag=True, help="One type for all weights, no mixture."),
-    click.option("--imatrix", type=NamedPath(), metavar="FILE",
-                 help="llama.cpp's importance matrix, GGUF or legacy."),
-    click.option("--fma", type=click.Choice(["fused", "strict"]), default="fused",
-                 show_default=True, help="Rounding of multiply-adds in the searches."),
-    click.option("--allow-requantize", is_flag=True,
-                 help="Quantize again what is quantized already (adds its own error)."),
-)  # fmt: skip
+    click.option(
+        "--imatrix",
+        type=NamedPath(),
+        metavar="FILE",
+        help="llama.cpp's importance matrix, GGUF or legacy.",
+    ),
+    click.option(
+        "--fma",
+        type=click.Choice(["fused", "strict"]),
+        default="fused",
+        show_default=True,
+        help="Rounding of multiply-adds in the searches.",
+    ),
+    click.option(
+        "--allow-requantize",
+        is_flag=True,
+        help="Quantize again what is quantized already (adds its own error).",
+    ),
+)
 # What every conversion has behind its own options, down to --json.
 writing = option_group(arch, force, resume, no_verify, no_carry, no_hash, common)
 jobs = click.option(

@@ -26,24 +26,57 @@ class QaArguments(TypedDict):
 @click.command("qa")
 @options.gather_options(where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
-@click.option("--against", metavar="OTHER", type=options.PathOrAddress(),
-              help="Another copy of the model: hold this one against it.")  # fmt: skip
-@click.option("--also", multiple=True, metavar="RUN",
-              help="Compare with this run too: torch, cuda, cuda:1, numpy::float64.")  # fmt: skip
-@click.option("--golden", type=options.FILE, metavar="FILE.json",
-              help="Prompts, answers and losses (default: golden.json beside it).")  # fmt: skip
-@click.option("--random-weights", is_flag=True,
-              help="The model is untrained: expect the losses of such a one.")  # fmt: skip
+@click.option(
+    "--against",
+    metavar="OTHER",
+    type=options.PathOrAddress(),
+    help="Another copy of the model: hold this one against it.",
+)
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="RUN",
+    help="Compare with this run too: torch, cuda, cuda:1, numpy::float64.",
+)
+@click.option(
+    "--golden",
+    type=options.FILE,
+    metavar="FILE.json",
+    help="Prompts, answers and losses (default: golden.json beside it).",
+)
+@click.option(
+    "--random-weights",
+    is_flag=True,
+    help="The model is untrained: expect the losses of such a one.",
+)
 @click.option("--only", multiple=True, metavar="GATE", help="Ask only these gates.")
 @click.option("--skip", multiple=True, metavar="GATE", help="Leave these gates out.")
-@click.option("--fail-on", type=click.Choice(["failure", "warning"]), default="failure",
-              show_default=True, help="The least that fails a gate.")  # fmt: skip
-@click.option("--min-run", type=options.WholeNumber(0), default=0, metavar="N",
-              help="Fail if fewer than N gates gave an answer.")  # fmt: skip
-@click.option("--baseline", type=options.FILE, metavar="FILE.json",
-              help="Fail where a gate or number got worse than in this file.")  # fmt: skip
-@click.option("--save-baseline", type=options.FILE, metavar="FILE.json",
-              help="Write what was found as a baseline.")  # fmt: skip
+@click.option(
+    "--fail-on",
+    type=click.Choice(["failure", "warning"]),
+    default="failure",
+    show_default=True,
+    help="The least that fails a gate.",
+)
+@click.option(
+    "--min-run",
+    type=options.WholeNumber(0),
+    default=0,
+    metavar="N",
+    help="Fail if fewer than N gates gave an answer.",
+)
+@click.option(
+    "--baseline",
+    type=options.FILE,
+    metavar="FILE.json",
+    help="Fail where a gate or number got worse than in this file.",
+)
+@click.option(
+    "--save-baseline",
+    type=options.FILE,
+    metavar="FILE.json",
+    help="Write what was found as a baseline.",
+)
 @options.accept()
 @options.html("Write a page: the verdict, every gate with its checks and numbers.")
 @run_options.where
@@ -51,9 +84,15 @@ class QaArguments(TypedDict):
 @options.force
 @options.common_ci
 def command(
-    model: str, also: tuple[str, ...], fail_on: str, save_baseline: Path | None,
-    html: Path | None, force: bool, where: run_options.WhereOptions, **asked: Unpack[QaArguments],
-) -> int:  # fmt: skip
+    model: str,
+    also: tuple[str, ...],
+    fail_on: str,
+    save_baseline: Path | None,
+    html: Path | None,
+    force: bool,
+    where: run_options.WhereOptions,
+    **asked: Unpack[QaArguments],
+) -> int:
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 
     A NOT-RUN never counts as a pass. With --device the model runs there and device-parity holds
@@ -71,11 +110,18 @@ def command(
         render.warn(request.choice.why, "fallback")
     with render.ProgressLine("qa") as bar:
         report = qa.run(
-            request.model, progress=lambda gate, done, total: bar(done, total),
-            choice=request.choice, also=others, arch=where.arch,
-            threads=where.threads, memory=where.memory, deterministic=where.deterministic,
-            allow_missing=where.allow_missing, strict=fail_on == "warning", **asked,
-        )  # fmt: skip
+            request.model,
+            progress=lambda gate, done, total: bar(done, total),
+            choice=request.choice,
+            also=others,
+            arch=where.arch,
+            threads=where.threads,
+            memory=where.memory,
+            deterministic=where.deterministic,
+            allow_missing=where.allow_missing,
+            strict=fail_on == "warning",
+            **asked,
+        )
     if save_baseline is not None:
         qa.save_baseline(report, save_baseline, force=force)
     saved = None if save_baseline is None else str(save_baseline)
@@ -84,9 +130,11 @@ def command(
     sentence = report.pronounced.says.partition(": ")[2]
     add_page(body, html, force, lambda: check_page.gates_page(body, code, sentence))
     return render.emit(
-        body, code, lambda: check_output.show_gates(report, saved),
+        body,
+        code,
+        lambda: check_output.show_gates(report, saved),
         answer=lambda: check_output.gates_answer(
             report, saved, None if asked["against"] is None else str(asked["against"])
         ),
         cases=lambda: agree_with_verdict(cases_of_gates(body), code, report.subject),
-    )  # fmt: skip
+    )

@@ -64,20 +64,32 @@ class TypesInHelp(click.Command):
 @options.tensor_encodings
 @options.quantization
 @options.leaving
-@click.option("--calibrate", type=options.FILE, metavar="TEXT",
-              help="Make the importance matrix of this UTF-8 text (- is stdin), in float32 on the "
-              "CPU; --imatrix then names where it is kept.")  # fmt: skip
-@click.option("--chunks", type=options.WholeNumber(1), metavar="N",
-              help="Of --calibrate, the first N pieces of 512 tokens (default: all).")  # fmt: skip
+@click.option(
+    "--calibrate",
+    type=options.FILE,
+    metavar="TEXT",
+    help="Make the importance matrix of this UTF-8 text (- is stdin), in float32 on the "
+    "CPU; --imatrix then names where it is kept.",
+)
+@click.option(
+    "--chunks",
+    type=options.WholeNumber(1),
+    metavar="N",
+    help="Of --calibrate, the first N pieces of 512 tokens (default: all).",
+)
 @click.option("--threads", type=options.WORKERS, help="Threads (default: all processors).")
 @click.option("--dry-run", is_flag=True, help="Report every tensor's size; write nothing.")
 @options.accept()
 @options.writing
 def command(
-    src: Path, dst: Path, named: str | None, to: str | None, calibrate: Path | None,
+    src: Path,
+    dst: Path,
+    named: str | None,
+    to: str | None,
+    calibrate: Path | None,
     chunks: int | None,
     **wishes: Unpack[ConvertArguments],
-) -> int:  # fmt: skip
+) -> int:
     """Quantize SRC to DST; GPTQ, AWQ and the like round to nearest, uncalibrated.
 
     Q4_K_M and its kind follow llama.cpp's mixtures; NF4 and FP4 go to safetensors as bitsandbytes

@@ -213,13 +213,19 @@ def table(
 ) -> None:
     """Print aligned columns; `right` has an `r` for every right-aligned column (`l` else).
 
-    `styles` names the style of some rows, by number.
+    `styles` names the style of some rows, by number. A terminal gets rules and folded cells.
     """
     cells = [[escape(str(cell)) for cell in row] for row in rows]
+    alignment = right.ljust(len(headers), "l")
+    if colours():
+        from aprfmt.cli import terminal
+
+        STATUS.clear()
+        terminal.print_table(headers, cells, alignment, styles)
+        return
     widths = [
         max([len(header), *(len(row[i]) for row in cells)]) for i, header in enumerate(headers)
     ]
-    alignment = right.ljust(len(headers), "l")
 
     def text(row: Sequence[str]) -> str:
         parts = [
@@ -231,6 +237,17 @@ def table(
     line(text(list(headers)), style="head")
     for number, row in enumerate(cells):
         line(text(row), style=styles.get(number, ""))
+
+
+def say_verdict(text: str, style: str) -> None:
+    """Print the sentence that a command comes to; a terminal shows it in a frame."""
+    if not colours():
+        say(text, style=style)
+        return
+    from aprfmt.cli import terminal
+
+    STATUS.clear()
+    terminal.print_panel(escape(text), style)
 
 
 def first_rows(rows: Sequence[T], most: int, indent: str = "", what: str = "more") -> Iterator[T]:
@@ -378,10 +395,13 @@ class StatusLine:
                     self._write(f"{escape(self._text)}, {took}")
 
     def _write(self, text: str) -> None:
-        text = text[: max(20, shutil.get_terminal_size().columns - 1)]
-        sys.stderr.write(f"\r{text.ljust(self._shown)}")
+        width, room = len(click.unstyle(text)), max(20, shutil.get_terminal_size().columns - 1)
+        if width > room:
+            text = click.unstyle(text)[:room]
+        width = min(width, room)
+        sys.stderr.write(f"\r{text}{' ' * (self._shown - width)}")
         sys.stderr.flush()
-        self._shown = len(text)
+        self._shown = width
 
 
 STATUS = StatusLine()
@@ -422,8 +442,16 @@ class ProgressLine:
         if not self._on or now - self._began < 1 or now - self._last < 0.1:
             return
         self._last = now
-        text = f"{self._what} {progress_text(done, total, now - self._began, self._unit)}"
-        STATUS.counts(text, done >= total)
+        from aprfmt.cli import terminal
+
+        said = progress_text(done, total, now - self._began, self._unit)
+        drawn = terminal.draw_bar(
+            done,
+            total,
+            colour=not os.environ.get("NO_COLOR"),
+            encoding=getattr(sys.stderr, "encoding", None) or "utf-8",
+        )
+        STATUS.counts(f"{self._what} {drawn} {said}", done >= total)
 
     def say(self, text: str) -> None:
         """Print a line of its own, on a terminal only."""

@@ -134,9 +134,15 @@ def salvage_file(broken: Path, output: Path, force: bool) -> int:
 @options.force
 @options.common
 def command(
-    broken: Path, copy: Path | None, output: Path | None, index: bool, manifest: Path | None,
-    compare: bool, partial: bool, force: bool,
-) -> int:  # fmt: skip
+    broken: Path,
+    copy: Path | None,
+    output: Path | None,
+    index: bool,
+    manifest: Path | None,
+    compare: bool,
+    partial: bool,
+    force: bool,
+) -> int:
     """Write BROKEN completed from SOURCE: what is missing or wrong, and no other byte, is taken.
 
     What is wrong is known from the headers, the manifest (to the tensor, with `hash --blocks` to

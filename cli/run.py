@@ -112,15 +112,34 @@ def report_speed(
 @options.gather_options(tokens=run_options.TokenOptions, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @run_options.what
-@click.option("--max-tokens", type=options.WholeNumber(1), default=128, show_default=True,
-              help="Generate at most this many tokens.")  # fmt: skip
-@click.option("--temperature", type=options.RealNumber(0, 1e6), default=0.0, show_default=True,
-              help="0 takes the likeliest token; above it, tokens are drawn.")  # fmt: skip
-@click.option("--top-k", type=options.WholeNumber(0), default=0, show_default=True,
-              help="Draw from the k likeliest tokens only (0: from all).")  # fmt: skip
-@click.option("--top-p", type=options.RealNumber(0, 1, min_open=True), default=1.0,
-              show_default=True,
-              help="Draw from the likeliest tokens that add up to this.")  # fmt: skip
+@click.option(
+    "--max-tokens",
+    type=options.WholeNumber(1),
+    default=128,
+    show_default=True,
+    help="Generate at most this many tokens.",
+)
+@click.option(
+    "--temperature",
+    type=options.RealNumber(0, 1e6),
+    default=0.0,
+    show_default=True,
+    help="0 takes the likeliest token; above it, tokens are drawn.",
+)
+@click.option(
+    "--top-k",
+    type=options.WholeNumber(0),
+    default=0,
+    show_default=True,
+    help="Draw from the k likeliest tokens only (0: from all).",
+)
+@click.option(
+    "--top-p",
+    type=options.RealNumber(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Draw from the likeliest tokens that add up to this.",
+)
 @click.option(
     "--seed", type=options.WholeNumber(0), default=0, show_default=True, help="Seed of the draws."
 )
@@ -130,10 +149,17 @@ def report_speed(
 @options.arch
 @options.common
 def command(
-    model: str, max_tokens: int, ignore_stop: bool, dry_run: bool,
-    tokens: run_options.TokenOptions, where: run_options.WhereOptions,
-    temperature: float, top_k: int, top_p: float, seed: int,
-) -> int:  # fmt: skip
+    model: str,
+    max_tokens: int,
+    ignore_stop: bool,
+    dry_run: bool,
+    tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+) -> int:
     """Generate text, greedily unless --temperature says otherwise.
 
     Generation ends at a stop token of the model, at --max-tokens, or at the end of the context.

@@ -32,13 +32,20 @@ def join_names(names: Sequence[str]) -> str:
 # What a run may use of the machine, and what may be missing of the model; see `WithinOptions`.
 within = options.option_group(
     click.option("--threads", type=options.WORKERS, help="Threads of the arithmetic."),
-    click.option("--memory", callback=options.parse_size, metavar="SIZE",
-                 help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
-    click.option("--deterministic", is_flag=True,
-                 help="Fixed row blocks, and one thread unless --threads says otherwise: "
-                 "prefixes, batches and steps are equal to the bit."),
+    click.option(
+        "--memory",
+        callback=options.parse_size,
+        metavar="SIZE",
+        help="Budget for weights in memory, on a GPU its own (2G); the rest streams.",
+    ),
+    click.option(
+        "--deterministic",
+        is_flag=True,
+        help="Fixed row blocks, and one thread unless --threads says otherwise: "
+        "prefixes, batches and steps are equal to the bit.",
+    ),
     options.allow_missing,
-)  # fmt: skip
+)
 # Where a model runs; the fields of `WhereOptions`, but for --arch.
 where = options.option_group(
     click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
@@ -48,12 +55,14 @@ where = options.option_group(
 )
 # What is run: exactly one names the tokens; the fields of `TokenOptions`.
 what = options.option_group(
-    click.option("--prompt", metavar="TEXT",
-                 help="Text, tokenized as the model does it; - is stdin."),
+    click.option(
+        "--prompt", metavar="TEXT", help="Text, tokenized as the model does it; - is stdin."
+    ),
     click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file; - is stdin."),
-    click.option("--chat", metavar="TEXT",
-                 help="A user's message in the chat template; - is stdin."),
-)  # fmt: skip
+    click.option(
+        "--chat", metavar="TEXT", help="A user's message in the chat template; - is stdin."
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -80,9 +89,12 @@ class WhereOptions(WithinOptions):
         from aprfmt.inference.running import requested
 
         return requested(
-            text, self.device, self.backend, self.dtype,
+            text,
+            self.device,
+            self.backend,
+            self.dtype,
             **{field.name: getattr(self, field.name) for field in fields(WithinOptions)},
-        )  # fmt: skip
+        )
 
     def elsewhere(self, run: bool = True) -> "WhereOptions":
         """Return the same for another model: without --arch, and by default without a device."""
@@ -337,9 +349,11 @@ def show_top(top: list[TopToken], title: str) -> None:
 def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
     """Say where points hold NaN or infinities: on one side alone first, then on both alike."""
     odd = [
-        (point.key, found) for point in points if (found := point.nonfinite) is not None
+        (point.key, found)
+        for point in points
+        if (found := point.nonfinite) is not None
         and (found.alone or not point.key.endswith("router_margin"))
-    ]  # fmt: skip
+    ]
     odd.sort(key=lambda row: not row[1].alone)
     for key, found in render.first_rows(odd, NONFINITE, what="more points"):
         text = found.says(name, "the reference")

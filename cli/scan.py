@@ -43,16 +43,26 @@ def show(report: "ScanReport") -> None:
     _listed("damage", [_damage(row) for row in found["damage"]], "bad")
     copies = found["copies"]
     if copies["tensors"]:
-        render.line(f"{copies['tensors']} tensors stored more than once: {copies['bytes']:,} bytes "
-                    "could be saved", style="head")  # fmt: skip
-    _listed("families", [
-        f"{row['model']}: {'from' if row['proof'] == DERIVED else 'like'} {row['base']}: "
-        f"{row['found']}" for row in found["families"]
-    ])  # fmt: skip
-    _listed("vocabularies with several templates", [
-        "; ".join(f"{one['models']} like {one['example']}" for one in row["templates"])
-        for row in found["templates"]
-    ])  # fmt: skip
+        render.line(
+            f"{copies['tensors']} tensors stored more than once: {copies['bytes']:,} bytes "
+            "could be saved",
+            style="head",
+        )
+    _listed(
+        "families",
+        [
+            f"{row['model']}: {'from' if row['proof'] == DERIVED else 'like'} {row['base']}: "
+            f"{row['found']}"
+            for row in found["families"]
+        ],
+    )
+    _listed(
+        "vocabularies with several templates",
+        [
+            "; ".join(f"{one['models']} like {one['example']}" for one in row["templates"])
+            for row in found["templates"]
+        ],
+    )
     left = f", {report.left} left (budget)" if report.left else ""
     render.line(
         f"{report.asked} asked now, {report.kept} known before{left}; rows in "
@@ -103,38 +113,88 @@ def _listed(title: str, lines: list[str], style: str = "") -> None:
 
 @click.command("scan")
 @click.argument("roots", nargs=-1, metavar="ROOT...")
-@click.option("--list", "listed", type=options.NamedPath(), metavar="FILE",
-              help="More roots: one a line; # begins a remark, - is stdin.")  # fmt: skip
-@click.option("--checks", multiple=True, metavar="NAME", help="Ask only this; a check of "
-              "`validate`, digests, template, encodings, support.")  # fmt: skip
-@click.option("-o", "--output", type=options.FILE, show_default=True,
-              default=Path("aprfmt-scan.jsonl"),
-              help="Rows: .jsonl, or .parquet (needs the extra fleet).")  # fmt: skip
+@click.option(
+    "--list",
+    "listed",
+    type=options.NamedPath(),
+    metavar="FILE",
+    help="More roots: one a line; # begins a remark, - is stdin.",
+)
+@click.option(
+    "--checks",
+    multiple=True,
+    metavar="NAME",
+    help="Ask only this; a check of `validate`, digests, template, encodings, support.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=options.FILE,
+    show_default=True,
+    default=Path("aprfmt-scan.jsonl"),
+    help="Rows: .jsonl, or .parquet (needs the extra fleet).",
+)
 @click.option("--jobs", type=options.WORKERS, help="Processes; the machine's cores by default.")
-@click.option("--ray", metavar="ADDRESS", is_flag=False, flag_value="",
-              help="Ask on a Ray cluster instead (needs the extra fleet).")  # fmt: skip
-@click.option("--unit-time", type=options.RealNumber(0, options.YEAR, min_open=True), default=600.0,
-              show_default=True,
-              help="Seconds that one question of one model may take.")  # fmt: skip
-@click.option("--unit-memory", callback=options.parse_size, default="4G", show_default=True,
-              help="Memory that one question may take.")  # fmt: skip
-@click.option("--max-time", type=options.RealNumber(0, options.YEAR, min_open=True),
-              help="Begin nothing new after so many seconds.")  # fmt: skip
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    is_flag=False,
+    flag_value="",
+    help="Ask on a Ray cluster instead (needs the extra fleet).",
+)
+@click.option(
+    "--unit-time",
+    type=options.RealNumber(0, options.YEAR, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds that one question of one model may take.",
+)
+@click.option(
+    "--unit-memory",
+    callback=options.parse_size,
+    default="4G",
+    show_default=True,
+    help="Memory that one question may take.",
+)
+@click.option(
+    "--max-time",
+    type=options.RealNumber(0, options.YEAR, min_open=True),
+    help="Begin nothing new after so many seconds.",
+)
 @click.option(
     "--max-bytes", callback=options.parse_size, help="Begin models of so many bytes at most."
 )
-@click.option("--max-requests", type=options.WholeNumber(1),
-              help="Begin no model after so many requests over the network.")  # fmt: skip
-@click.option("--no-families", "families", is_flag=True, callback=options.negate_flag,
-              help="Do not prove which quantized models derive from which others.")  # fmt: skip
+@click.option(
+    "--max-requests",
+    type=options.WholeNumber(1),
+    help="Begin no model after so many requests over the network.",
+)
+@click.option(
+    "--no-families",
+    "families",
+    is_flag=True,
+    callback=options.negate_flag,
+    help="Do not prove which quantized models derive from which others.",
+)
 @click.option("--html", type=options.FILE, help="Write the summary as one page.")
 @options.force
 @options.common_ci
 def command(
-    roots: tuple[str, ...], listed: Path | None, checks: tuple[str, ...], output: Path,
-    jobs: int | None, ray: str | None, unit_time: float, unit_memory: int, max_time: float | None,
-    max_bytes: int | None, max_requests: int | None, families: bool, html: Path | None, force: bool,
-) -> int:  # fmt: skip
+    roots: tuple[str, ...],
+    listed: Path | None,
+    checks: tuple[str, ...],
+    output: Path,
+    jobs: int | None,
+    ray: str | None,
+    unit_time: float,
+    unit_memory: int,
+    max_time: float | None,
+    max_bytes: int | None,
+    max_requests: int | None,
+    families: bool,
+    html: Path | None,
+    force: bool,
+) -> int:
     """Check every model under each ROOT: folders, hub caches, Ollama's store, files, addresses.
 
     Rows are added to the results as they come; what stands there is not asked again, so that a
@@ -146,19 +206,27 @@ def command(
 
     options.check_new(force, html)
     request = ScanRequest(
-        collect_roots(roots, listed), output, checks, jobs or os.cpu_count() or 1,
+        collect_roots(roots, listed),
+        output,
+        checks,
+        jobs or os.cpu_count() or 1,
         Limits(unit_time, unit_memory),
-        ScanBudget(max_time, max_bytes, max_requests), ray, families,
-    )  # fmt: skip
+        ScanBudget(max_time, max_bytes, max_requests),
+        ray,
+        families,
+    )
     with render.ProgressLine("scan") as progress:
         report = scan(request, progress)
     body = report.to_json()
     add_page(body, html, force, lambda: render_page(report, verdict(report)))
     code = report.exit_code
     return render.emit(
-        body, code, lambda: show(report), answer=lambda: answer(report),
+        body,
+        code,
+        lambda: show(report),
+        answer=lambda: answer(report),
         cases=lambda: agree_with_verdict(cases_of_scan(body), code, str(output)),
-    )  # fmt: skip
+    )
 
 
 def collect_roots(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:

@@ -117,10 +117,11 @@ def conflicting_architectures(opened: "Model") -> Iterator[str]:
         (f"{label} is {name}", found)
         for label, name, style in (
             (key, opened.metadata.get(key), opened.key_style),
-            ("model_type", config.get("model_type"), "hf"), ("architectures", first, "hf"),
+            ("model_type", config.get("model_type"), "hf"),
+            ("architectures", first, "hf"),
         )
         if (found := {a for a, names in CALLED.items() if name in names.get(style, ())})
-    ]  # fmt: skip
+    ]
     if named and not set.intersection(*(found for _, found in named)):
         yield f"{', '.join(label for label, _ in named)}; expected one architecture"
 
@@ -146,14 +147,20 @@ def read_problem(opened: "Model") -> str | None:
 
 
 def warn_of_changes(
-    output: Path, form: str, unknown: dict[str, list[str]], why: str | None,
+    output: Path,
+    form: str,
+    unknown: dict[str, list[str]],
+    why: str | None,
     doubtful: "Iterable[str]",
-) -> None:  # fmt: skip
+) -> None:
     """Warn of unknown keys, of a file that can no longer be read as a model, of doubtful values."""
     for key, near in unknown.items():
         names = f"near names: {', '.join(near)}" if near else "near names: none"
-        render.warn(f"{output}: {key}: is no key of the file before, and none that readers of "
-                    f"{form} know; {names}; written as it stands", "unknown_key")  # fmt: skip
+        render.warn(
+            f"{output}: {key}: is no key of the file before, and none that readers of "
+            f"{form} know; {names}; written as it stands",
+            "unknown_key",
+        )
     if why is not None:
         render.warn(f"{output}: cannot be read as a model any more: {why}", "unreadable_output")
     for text in doubtful:
@@ -202,8 +209,13 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
 
 @click.command("set", epilog=TYPES, options_metavar="[OPTIONS] (-o OUTPUT | --in-place)")
 @options.model()
-@click.argument("changes", nargs=-1, callback=options.parse_key_values, metavar="[KEY=VALUE]...",
-                shell_complete=shell_completion.complete_settings)  # fmt: skip
+@click.argument(
+    "changes",
+    nargs=-1,
+    callback=options.parse_key_values,
+    metavar="[KEY=VALUE]...",
+    shell_complete=shell_completion.complete_settings,
+)
 @click.option(
     "--remove",
     multiple=True,
@@ -211,18 +223,29 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
     shell_complete=shell_completion.complete_keys,
     help="Leave this key out; may be repeated.",
 )
-@click.option("-o", "--output", type=options.NamedPath(),
-              help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
-@click.option("--in-place", is_flag=True,
-              help="Change MODEL itself, where no tensor has to move for it.")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    type=options.NamedPath(),
+    help="The file to write, of MODEL's format; or a folder.",
+)
+@click.option(
+    "--in-place", is_flag=True, help="Change MODEL itself, where no tensor has to move for it."
+)
 @options.accept()
 @options.force
 @options.no_verify
 @options.common
 def command(
-    model: Path, changes: tuple[tuple[str, str], ...], remove: tuple[str, ...],
-    output: Path | None, in_place: bool, accept: tuple[str, ...], force: bool, verify: bool,
-) -> int:  # fmt: skip
+    model: Path,
+    changes: tuple[tuple[str, str], ...],
+    remove: tuple[str, ...],
+    output: Path | None,
+    in_place: bool,
+    accept: tuple[str, ...],
+    force: bool,
+    verify: bool,
+) -> int:
     """Set and remove metadata keys in a copy of MODEL; every change is printed as old -> new.
 
     Of a Hugging Face folder the value changes where readers take it from: config.json,
@@ -257,9 +280,16 @@ def command(
     target = output or model
     if output is not None:
         report = convert_with_warnings(
-            model, output, None, metadata=asked.values, remove=asked.remove, texts=asked.texts,
-            force=force, verify=verify, complete=False,
-        )  # fmt: skip
+            model,
+            output,
+            None,
+            metadata=asked.values,
+            remove=asked.remove,
+            texts=asked.texts,
+            force=force,
+            verify=verify,
+            complete=False,
+        )
         body, target = report.to_json(), entry_file(report.files)
         verdict = report.pronounced(accept)
         if verdict is not None:

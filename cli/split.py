@@ -12,8 +12,13 @@ from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 @click.command("split")
 @options.model("src")
 @click.argument("dst", type=options.NamedPath())
-@click.option("--max-shard-size", callback=options.parse_size, required=True, metavar="SIZE",
-              help="Bytes of tensor data in a shard at most (500M, 2G).")  # fmt: skip
+@click.option(
+    "--max-shard-size",
+    callback=options.parse_size,
+    required=True,
+    metavar="SIZE",
+    help="Bytes of tensor data in a shard at most (500M, 2G).",
+)
 @options.force
 @options.resume
 @options.no_verify

@@ -57,16 +57,29 @@ def read_messages(path: Path) -> list[dict[str, object]]:
 @options.model()
 @click.option("--user", metavar="TEXT", help="The user's message.")
 @click.option("--system", metavar="TEXT", help="The system message before it.")
-@click.option("--messages", "file", type=options.NamedPath(), metavar="FILE.json",
-              help="A JSON list of {role, content} instead.")  # fmt: skip
+@click.option(
+    "--messages",
+    "file",
+    type=options.NamedPath(),
+    metavar="FILE.json",
+    help="A JSON list of {role, content} instead.",
+)
 @click.option("--no-generation-prompt", is_flag=True, help="Do not open the assistant's turn.")
-@click.option("--against", type=click.Choice(["llama.cpp"]), metavar="llama.cpp",
-              help="Render set conversations by this engine too; say what differs.")  # fmt: skip
+@click.option(
+    "--against",
+    type=click.Choice(["llama.cpp"]),
+    metavar="llama.cpp",
+    help="Render set conversations by this engine too; say what differs.",
+)
 @options.common
 def command(
-    model: Path, user: str | None, system: str | None, file: Path | None,
-    no_generation_prompt: bool, against: str | None,
-) -> int:  # fmt: skip
+    model: Path,
+    user: str | None,
+    system: str | None,
+    file: Path | None,
+    no_generation_prompt: bool,
+    against: str | None,
+) -> int:
     """Render the chat template, in a child process with limits, and show its token ids.
 
     Where the tokenizer cannot be built the text is shown without ids. With --against conversations

@@ -93,9 +93,13 @@ def show(rows: list[TensorRow], total: int, stats: bool) -> None:
 @options.arch
 @options.common
 def command(
-    model: Path, patterns: tuple[str, ...], stats: bool, limit: int | None, partial: bool,
+    model: Path,
+    patterns: tuple[str, ...],
+    stats: bool,
+    limit: int | None,
+    partial: bool,
     arch: str | None,
-) -> int:  # fmt: skip
+) -> int:
     """List tensors: name, role, shape, encoding, bytes, offset.
 
     PATTERN is whole dot-components from the left (blk.3.ffn_gate) or, where none match there,

@@ -25,8 +25,11 @@ class TokenizeResult(TypedDict):
 @click.argument("text")
 @click.option("--decode", is_flag=True, help="TEXT is ids (1,2,3 or 1 2 3); print their text.")
 @click.option("--no-special", is_flag=True, help="Put no bos or eos around the text.")
-@click.option("--no-parse-special", is_flag=True,
-              help="Take special tokens spelled out in TEXT for plain text.")  # fmt: skip
+@click.option(
+    "--no-parse-special",
+    is_flag=True,
+    help="Take special tokens spelled out in TEXT for plain text.",
+)
 @options.common
 def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_special: bool) -> int:
     """Turn text into token ids, as the model's Hugging Face tokenizer does; TEXT - is stdin."""

@@ -12,10 +12,15 @@ from aprfmt.cli.html_page import add_page
 @click.command("validate")
 @options.model()
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
-@click.option("--against", metavar="SRC", type=options.PathOrAddress(),
-              help="What MODEL was made of: nothing of it may be lost.")  # fmt: skip
-@click.option("--second-reader", is_flag=True,
-              help="The official library (gguf, safetensors) reads it, too.")  # fmt: skip
+@click.option(
+    "--against",
+    metavar="SRC",
+    type=options.PathOrAddress(),
+    help="What MODEL was made of: nothing of it may be lost.",
+)
+@click.option(
+    "--second-reader", is_flag=True, help="The official library (gguf, safetensors) reads it, too."
+)
 @options.allow_missing
 @options.accept()
 @options.html("Write a page: the verdict, every check with what it found.")
@@ -23,10 +28,16 @@ from aprfmt.cli.html_page import add_page
 @options.force
 @options.common_ci
 def command(
-    model: Path, strict: bool, against: Path | None, second_reader: bool,
-    allow_missing: tuple[str, ...], accept: tuple[str, ...], html: Path | None, arch: str | None,
+    model: Path,
+    strict: bool,
+    against: Path | None,
+    second_reader: bool,
+    allow_missing: tuple[str, ...],
+    accept: tuple[str, ...],
+    html: Path | None,
+    arch: str | None,
     force: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Check every byte of MODEL: checksums, values, scales, completeness, tokenizer, claims.
 
     A damaged file is reported as far as it can be read. Exit 0: nothing failed; 1: a check failed;
@@ -37,16 +48,24 @@ def command(
     options.check_new(force, html)
     with render.ProgressLine("validate", "bytes") as progress:
         report = validate(
-            model, arch=arch, strict=strict, allow_missing=allow_missing, against=against,
-            second_reader=second_reader, accept=accept, progress=progress,
-        )  # fmt: skip
+            model,
+            arch=arch,
+            strict=strict,
+            allow_missing=allow_missing,
+            against=against,
+            second_reader=second_reader,
+            accept=accept,
+            progress=progress,
+        )
     body = report.to_json()
     add_page(body, html, force, lambda: check_page.validation_page(body))
     code = report.exit_code
     return render.emit(
-        body, code, lambda: check_output.show_validation(report),
+        body,
+        code,
+        lambda: check_output.show_validation(report),
         answer=lambda: check_output.validation_answer(
             report, None if against is None else str(against)
         ),
         cases=lambda: agree_with_verdict(cases_of_validation(body), code, report.subject),
-    )  # fmt: skip
+    )

@@ -56,10 +56,18 @@ def trace(
     none, BackendUnavailableError for a device that is not there.
     """
     request = requested(
-        model, device, backend, dtype,
-        deterministic=deterministic, threads=threads, memory=memory, allow_missing=allow_missing,
-        positions=positions, logits_rows="last", hashes=True,
-    )  # fmt: skip
+        model,
+        device,
+        backend,
+        dtype,
+        deterministic=deterministic,
+        threads=threads,
+        memory=memory,
+        allow_missing=allow_missing,
+        positions=positions,
+        logits_rows="last",
+        hashes=True,
+    )
     if request.choice.is_engine:
         engine = request.choice.backend
         raise UsageError(f"{engine}: is a foreign engine; trace it with aprfmt trace")

@@ -139,9 +139,13 @@ def load_aprt(folder: Path) -> Trace:
                 )
             data = data.reshape(known.shape)
             record = replace(
-                record, shape=known.shape, positions=known.positions, dtype=known.dtype,
-                form=known.form, device=known.device,
-            )  # fmt: skip
+                record,
+                shape=known.shape,
+                positions=known.positions,
+                dtype=known.dtype,
+                form=known.form,
+                device=known.device,
+            )
         values[key], records[key] = data, record
     if not records:
         raise FormatError(f"{folder}: holds no APRT file (layer-N/STAGE.bin or STAGE.bin)")

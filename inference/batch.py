@@ -178,9 +178,19 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
     longer, label = _aligned(ids, labels, mask, shift)
     document = _documents(path, packed, mask)
     batch = Batch(
-        path, longer, label, mask, shift, logits, document, 0, unread,
-        frozenset(ends), given is not None, found["mask"] is not None,
-    )  # fmt: skip
+        path,
+        longer,
+        label,
+        mask,
+        shift,
+        logits,
+        document,
+        0,
+        unread,
+        frozenset(ends),
+        given is not None,
+        found["mask"] is not None,
+    )
     edges = int((label & batch.starts).sum()) if given is not None else 0
     return replace(batch, label=label & ~batch.starts, edges=edges)
 

@@ -36,8 +36,10 @@ class DraftSession(Session):
 
     def __init__(self, model: Model, main: Session) -> None:
         if main.spec.forward:
-            raise ArchError(f"{model.path}: {main.spec.name} has a forward pass of its own; "
-                            "expected the common one, which runs draft heads")  # fmt: skip
+            raise ArchError(
+                f"{model.path}: {main.spec.name} has a forward pass of its own; "
+                "expected the common one, which runs draft heads"
+            )
         head = draft_head(model)
         shared = {key: model.roles[theirs] for key, theirs in head.shared.items()}
         rows: dict[str, RowSource] = {
@@ -100,19 +102,34 @@ class DraftSession(Session):
         self, ids: Sequence[int], span: Span, rows: LogitRows, recorder: Recorder | None
     ) -> Array:
         return forward(
-            self.backend, self.spec, self.hp, self.weights, ids,
-            recorder=recorder, logits_rows=rows, span=span,
-        )  # fmt: skip
+            self.backend,
+            self.spec,
+            self.hp,
+            self.weights,
+            ids,
+            recorder=recorder,
+            logits_rows=rows,
+            span=span,
+        )
 
     def _main_part(
-        self, ids: Sequence[int], span: Span, rows: LogitRows = "last",
+        self,
+        ids: Sequence[int],
+        span: Span,
+        rows: LogitRows = "last",
         recorder: Recorder | None = None,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         main = self.main
         return forward(
-            main.backend, main.spec, main.hp, main.weights, ids,
-            recorder=recorder, logits_rows=rows, span=span,
-        )  # fmt: skip
+            main.backend,
+            main.spec,
+            main.hp,
+            main.weights,
+            ids,
+            recorder=recorder,
+            logits_rows=rows,
+            span=span,
+        )
 
 
 @dataclass(frozen=True)
@@ -146,9 +163,13 @@ class Acceptance:
         alive = self.rate >= least
         todo = "compare the head with its source: aprfmt diff SOURCE MODEL"
         return Check(
-            "drafts-accepted", "PASS" if alive else "FAIL", where,
-            f"{100 * self.rate:.1f} % of {self.drafts} drafts", expected, "" if alive else todo,
-        )  # fmt: skip
+            "drafts-accepted",
+            "PASS" if alive else "FAIL",
+            where,
+            f"{100 * self.rate:.1f} % of {self.drafts} drafts",
+            expected,
+            "" if alive else todo,
+        )
 
 
 class _Taken:

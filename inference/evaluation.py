@@ -175,8 +175,11 @@ def measure(
         scored: list[Numbers] = []
         scored_there: list[Numbers] = []
         for window in cut:
-            passes = (_rows(sample, window, session, other) if draft is None
-                      else _drafted_rows(sample, window, draft))  # fmt: skip
+            passes = (
+                _rows(sample, window, session, other)
+                if draft is None
+                else _drafted_rows(sample, window, draft)
+            )
             for rows in passes:
                 if acceptance is not None and rows.drafts is not None:
                     acceptance = acceptance.plus(rows.mine, rows.drafts)

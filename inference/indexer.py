@@ -27,9 +27,11 @@ def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | None:
     heads, size, count = (int(hp[f"index_{part}"]) for part in ("heads", "head_dim", "topk"))
     q = c.tap("index_q", layer, c.linear(layer, "indexer.attn_q_b", latent))
     k = b.layer_norm(
-        c.linear(layer, "indexer.attn_k", x), c.vector(layer, "indexer.k_norm.weight"),
-        c.bias(layer, "indexer.k_norm"), eps=EPS,
-    )  # fmt: skip
+        c.linear(layer, "indexer.attn_k", x),
+        c.vector(layer, "indexer.k_norm.weight"),
+        c.bias(layer, "indexer.k_norm"),
+        eps=EPS,
+    )
     k = c.tap("index_k", layer, k)
     q, k = q.reshape(len(x), heads, size), k.reshape(len(x), 1, size)
     kind = kind_of(hp, layer)

@@ -222,21 +222,40 @@ def judge(loss: MeanLoss, weights: Literal["trained", "random"], where: str = ""
     if not loss.tokens:
         return [
             Check(
-                "loss-measured", "FAIL", where, "no token was scored", "at least one label",
+                "loss-measured",
+                "FAIL",
+                where,
+                "no token was scored",
+                "at least one label",
                 "give a longer text, or another --max-seq-len",
             )
-        ]  # fmt: skip
+        ]
     return [
-        check("loss-finite", finite, "a finite number",
-              "trace the model: the first point with NaN or Inf is named"),
-        check("loss-not-zero", loss.nats != 0.0, "above 0: an exact 0.0 means nothing was measured",
-              "check that labels are the tokens after the inputs, and that logits were computed"),
-        check("loss-below-uniform", loss.nats <= bounds[1], f"at most {bounds[1]:.4f} nats "
-              f"(ln {loss.vocab} = {uniform:.4f})",
-              "the model does worse than guessing: compare it with its source"),
-        check("loss-plausible", loss.nats >= bounds[0], f"at least {bounds[0]:g} nats",
-              "too good to be true: are inputs and labels the same tokens?"),
-    ]  # fmt: skip
+        check(
+            "loss-finite",
+            finite,
+            "a finite number",
+            "trace the model: the first point with NaN or Inf is named",
+        ),
+        check(
+            "loss-not-zero",
+            loss.nats != 0.0,
+            "above 0: an exact 0.0 means nothing was measured",
+            "check that labels are the tokens after the inputs, and that logits were computed",
+        ),
+        check(
+            "loss-below-uniform",
+            loss.nats <= bounds[1],
+            f"at most {bounds[1]:.4f} nats (ln {loss.vocab} = {uniform:.4f})",
+            "the model does worse than guessing: compare it with its source",
+        ),
+        check(
+            "loss-plausible",
+            loss.nats >= bounds[0],
+            f"at least {bounds[0]:g} nats",
+            "too good to be true: are inputs and labels the same tokens?",
+        ),
+    ]
 
 
 def in_bits(stated: float, nats: float) -> bool:

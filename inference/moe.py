@@ -60,9 +60,13 @@ def moe(c: Context, layer: int, x: Array, read: Array | None = None) -> Array:
 
 
 def _seen(
-    c: Context, layer: int, x: Array, logits: Array, stated: tuple[Any, Any],
+    c: Context,
+    layer: int,
+    x: Array,
+    logits: Array,
+    stated: tuple[Any, Any],
     stacks: Sequence[Weight],
-) -> Array:  # fmt: skip
+) -> Array:
     """Return the sum of the experts' outputs, expert after expert, where recorders see the choice.
 
     `stated` are the bias of the choice and the experts' own factors, None without.

@@ -42,11 +42,15 @@ def page() -> str:
     """Return the page as Markdown."""
     rows = [
         (
-            f"`{point.name}`", f"[{point.shape}]", point.sentence, _names(point.llama_cpp),
-            f"`{point.apr}`" if point.apr else "", _names(point.hf),
+            f"`{point.name}`",
+            f"[{point.shape}]",
+            point.sentence,
+            _names(point.llama_cpp),
+            f"`{point.apr}`" if point.apr else "",
+            _names(point.hf),
         )
         for point in POINTS.values()
-    ]  # fmt: skip
+    ]
     slots = [
         (f"`{slot}`", " ".join(f"`{point}`" for point in points)) for slot, points in SLOTS.items()
     ]

@@ -46,9 +46,16 @@ class Record:
     def measured(self, stats: Stats) -> "Record":
         """Return the same with statistics that came later (dataclasses.replace is slower)."""
         return Record(
-            self.point, self.layer, self.shape, self.positions, self.dtype, self.form, self.device,
-            stats, self.sha256,
-        )  # fmt: skip
+            self.point,
+            self.layer,
+            self.shape,
+            self.positions,
+            self.dtype,
+            self.form,
+            self.device,
+            stats,
+            self.sha256,
+        )
 
     @property
     def count(self) -> int:

@@ -39,55 +39,114 @@ class Mistake:
 MISTAKES: dict[str, Mistake] = {
     row.name: row
     for row in (
-        Mistake("bits", "the loss is in bits: divided by ln 2",
-                "report nats, or name the unit"),
-        Mistake("perplexity", "the number is the perplexity, e to the power of the loss",
-                "take its logarithm"),
-        Mistake("sum", "the losses are added up, not averaged",
-                "divide by the number of scored tokens"),
-        Mistake("sample_sum", "the losses of a sample are added up, then averaged over samples",
-                "divide by the number of scored tokens"),
-        Mistake("sample_means", "the mean of the samples' means: short samples weigh as much as "
-                "long ones", "divide the sum of all losses by the number of scored tokens"),
-        Mistake("divided_twice", "the mean is divided once more by a count",
-                "divide once: the loss function's mean, or the sum by the tokens"),
-        Mistake("accumulation", "the mean is divided by the steps of gradient accumulation, as "
-                "for the backward pass", "report the loss before that division"),
-        Mistake("accumulated_sum", "the means of micro-batches or ranks are added up, not "
-                "averaged: the loss grows with their number",
-                "divide the sum of all losses by the scored tokens of all micro-batches and ranks"),
-        Mistake("group_means", "the mean of the means of micro-batches or ranks: one with few "
-                "scored tokens weighs as much as one with many",
-                "divide the sum of all losses by the scored tokens of all micro-batches and ranks"),
-        Mistake("one_group", "one micro-batch or rank alone was reported",
-                "add the losses and the counts of all before they are divided"),
-        Mistake("padding_counted", "tokens that are not scored count: padding, or all tokens of "
-                "the batch, stand in the mean",
-                "set the labels of padding to -100 and divide by the scored tokens"),
-        Mistake("mask_ignored", "padding before the text is attended to, and positions count from "
-                "it", "pass the attention mask, and positions that begin behind the padding"),
-        Mistake("documents_joined", "the documents of a packed row attend to each other",
-                "keep them apart: a mask of documents or cu_seqlens for attention, positions that "
-                "begin anew with each"),
-        Mistake("boundary_scored", "the first token of a document is scored against the last row "
-                "of the one before", "set the label of each document's first token to -100"),
-        Mistake("unshifted", "each row is scored against its own token, which it has seen",
-                "shift the labels: row t predicts token t + 1"),
-        Mistake("shifted_twice", "labels are shifted by the loader and again by the loss: row t is "
-                "scored against token t + 2", "shift once"),
-        Mistake("prompt_scored", "the tokens of the prompt are scored too",
-                "set the labels of the prompt to -100"),
-        Mistake("ends_masked", "the ends of turns are not scored: their labels are masked, as "
-                "where padding has the same id",
-                "mask the labels of padding by the attention mask, not by the token's id"),
-        Mistake("window", "only the first tokens of each sample are scored: the loss has a smaller "
-                "window than the batch", "give the loss the capacity of the forward pass"),
-        Mistake("no_labels", "no token is left to score, and the mean of nothing was reported",
-                "raise the window above the prompt, and refuse a batch without labels"),
-        Mistake("loss_scale", "the loss is still multiplied by the loss scale of mixed precision",
-                "divide by the scaler's scale before it is reported"),
+        Mistake("bits", "the loss is in bits: divided by ln 2", "report nats, or name the unit"),
+        Mistake(
+            "perplexity",
+            "the number is the perplexity, e to the power of the loss",
+            "take its logarithm",
+        ),
+        Mistake(
+            "sum", "the losses are added up, not averaged", "divide by the number of scored tokens"
+        ),
+        Mistake(
+            "sample_sum",
+            "the losses of a sample are added up, then averaged over samples",
+            "divide by the number of scored tokens",
+        ),
+        Mistake(
+            "sample_means",
+            "the mean of the samples' means: short samples weigh as much as long ones",
+            "divide the sum of all losses by the number of scored tokens",
+        ),
+        Mistake(
+            "divided_twice",
+            "the mean is divided once more by a count",
+            "divide once: the loss function's mean, or the sum by the tokens",
+        ),
+        Mistake(
+            "accumulation",
+            "the mean is divided by the steps of gradient accumulation, as for the backward pass",
+            "report the loss before that division",
+        ),
+        Mistake(
+            "accumulated_sum",
+            "the means of micro-batches or ranks are added up, not "
+            "averaged: the loss grows with their number",
+            "divide the sum of all losses by the scored tokens of all micro-batches and ranks",
+        ),
+        Mistake(
+            "group_means",
+            "the mean of the means of micro-batches or ranks: one with few "
+            "scored tokens weighs as much as one with many",
+            "divide the sum of all losses by the scored tokens of all micro-batches and ranks",
+        ),
+        Mistake(
+            "one_group",
+            "one micro-batch or rank alone was reported",
+            "add the losses and the counts of all before they are divided",
+        ),
+        Mistake(
+            "padding_counted",
+            "tokens that are not scored count: padding, or all tokens of "
+            "the batch, stand in the mean",
+            "set the labels of padding to -100 and divide by the scored tokens",
+        ),
+        Mistake(
+            "mask_ignored",
+            "padding before the text is attended to, and positions count from it",
+            "pass the attention mask, and positions that begin behind the padding",
+        ),
+        Mistake(
+            "documents_joined",
+            "the documents of a packed row attend to each other",
+            "keep them apart: a mask of documents or cu_seqlens for attention, positions that "
+            "begin anew with each",
+        ),
+        Mistake(
+            "boundary_scored",
+            "the first token of a document is scored against the last row of the one before",
+            "set the label of each document's first token to -100",
+        ),
+        Mistake(
+            "unshifted",
+            "each row is scored against its own token, which it has seen",
+            "shift the labels: row t predicts token t + 1",
+        ),
+        Mistake(
+            "shifted_twice",
+            "labels are shifted by the loader and again by the loss: row t is "
+            "scored against token t + 2",
+            "shift once",
+        ),
+        Mistake(
+            "prompt_scored",
+            "the tokens of the prompt are scored too",
+            "set the labels of the prompt to -100",
+        ),
+        Mistake(
+            "ends_masked",
+            "the ends of turns are not scored: their labels are masked, as "
+            "where padding has the same id",
+            "mask the labels of padding by the attention mask, not by the token's id",
+        ),
+        Mistake(
+            "window",
+            "only the first tokens of each sample are scored: the loss has a smaller "
+            "window than the batch",
+            "give the loss the capacity of the forward pass",
+        ),
+        Mistake(
+            "no_labels",
+            "no token is left to score, and the mean of nothing was reported",
+            "raise the window above the prompt, and refuse a batch without labels",
+        ),
+        Mistake(
+            "loss_scale",
+            "the loss is still multiplied by the loss scale of mixed precision",
+            "divide by the scaler's scale before it is reported",
+        ),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -213,46 +272,64 @@ def _selections(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, s
     yield "prompt_scored", "", [_picked(batch, i, one.nats, 1, _real(batch, i)) for i, one in each]
     ends = set(batch.ids[batch.label & batch.is_end].tolist())
     if ends:
-        yield "ends_masked", f"ids {', '.join(map(str, sorted(ends)))}", [
-            _picked(batch, i, one.nats, 1, batch.label[i] & ~batch.is_end[i]) for i, one in each
-        ]  # fmt: skip
+        yield (
+            "ends_masked",
+            f"ids {', '.join(map(str, sorted(ends)))}",
+            [_picked(batch, i, one.nats, 1, batch.label[i] & ~batch.is_end[i]) for i, one in each],
+        )
     if batch.document is not None:
         yield from _unpacked(batch, scored)
     if not batch.mask.all():
         longer = [batch.label[i] | ~_real(batch, i) for i, _ in each]
-        yield "padding_counted", "labels of padding are scored", [
-            _picked(batch, i, np.where(np.isnan(one.nats), one.whole, one.nats), 1, longer[i])
-            for i, one in each
-        ]  # fmt: skip
+        yield (
+            "padding_counted",
+            "labels of padding are scored",
+            [
+                _picked(batch, i, np.where(np.isnan(one.nats), one.whole, one.nats), 1, longer[i])
+                for i, one in each
+            ],
+        )
         everything = np.ones(batch.tokens + 1, bool)
-        yield "padding_counted", "every token is scored", [
-            _picked(batch, i, one.whole, 1, everything) for i, one in each
-        ]  # fmt: skip
-        yield "mask_ignored", "", [
-            _picked(batch, i, one.whole, 1, batch.label[i]) for i, one in each
-        ]  # fmt: skip
+        yield (
+            "padding_counted",
+            "every token is scored",
+            [_picked(batch, i, one.whole, 1, everything) for i, one in each],
+        )
+        yield (
+            "mask_ignored",
+            "",
+            [_picked(batch, i, one.whole, 1, batch.label[i]) for i, one in each],
+        )
     for size in capacities(batch.tokens):
         inside = np.arange(batch.tokens + 1) < size
-        yield "window", f"{size} tokens", [
-            _picked(batch, i, one.nats, 1, batch.label[i] & inside) for i, one in each
-        ]  # fmt: skip
+        yield (
+            "window",
+            f"{size} tokens",
+            [_picked(batch, i, one.nats, 1, batch.label[i] & inside) for i, one in each],
+        )
 
 
 def _unpacked(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, str, Picked]]:
     """Yield the wrong ways to score documents that stand in one row."""
     edged = batch.label | batch.starts
-    yield "boundary_scored", "", [
-        _picked(batch, i, one.nats, 1, edged[i]) for i, one in enumerate(scored)
-    ]  # fmt: skip
+    yield (
+        "boundary_scored",
+        "",
+        [_picked(batch, i, one.nats, 1, edged[i]) for i, one in enumerate(scored)],
+    )
     ways = dict.fromkeys(way for one in scored for way in one.joined or ())
     for way in ways:
         losses = [one.nats if one.joined is None else one.joined[way] for one in scored]
-        yield "documents_joined", way, [
-            _picked(batch, i, each, 1, batch.label[i]) for i, each in enumerate(losses)
-        ]  # fmt: skip
-        yield "documents_joined", f"{way}, and each document's first token is scored", [
-            _picked(batch, i, each, 1, edged[i]) for i, each in enumerate(losses)
-        ]  # fmt: skip
+        yield (
+            "documents_joined",
+            way,
+            [_picked(batch, i, each, 1, batch.label[i]) for i, each in enumerate(losses)],
+        )
+        yield (
+            "documents_joined",
+            f"{way}, and each document's first token is scored",
+            [_picked(batch, i, each, 1, edged[i]) for i, each in enumerate(losses)],
+        )
 
 
 def _repacked(batch: Batch, session: Session) -> Iterator[LossGuess]:

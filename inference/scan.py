@@ -91,9 +91,13 @@ def chunked(
     for start in range(0, len(x), CHUNK):
         y, t, i, o = (part[start : start + CHUNK].swapaxes(0, 1) for part in (x, step, b, c))
         read, state = _chunk(
-            y.reshape(groups, grouped, *y.shape[1:]), t.reshape(groups, grouped, -1),
-            rate.reshape(groups, grouped), i[:, None], o[:, None], state,
-        )  # fmt: skip
+            y.reshape(groups, grouped, *y.shape[1:]),
+            t.reshape(groups, grouped, -1),
+            rate.reshape(groups, grouped),
+            i[:, None],
+            o[:, None],
+            state,
+        )
         reads.append(read.reshape(-1, *y.shape[1:]).swapaxes(0, 1))
     return np.concatenate(reads), state.reshape(-1, *state.shape[2:])
 

@@ -211,10 +211,15 @@ class Session:
             rows = range(start, min(start + most, len(ids)))
             yield self.backend.to_numpy(
                 self._forward(
-                    self.backend, self.spec, self.hp, self.weights, ids,
-                    positions=positions, logits_rows=rows,
+                    self.backend,
+                    self.spec,
+                    self.hp,
+                    self.weights,
+                    ids,
+                    positions=positions,
+                    logits_rows=rows,
                 )
-            )  # fmt: skip
+            )
 
     def step(self, token: int) -> Numbers:
         """Run one more token; return its logits [vocab]."""

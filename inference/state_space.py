@@ -94,9 +94,11 @@ def _scanned(
     b, (value, raw, into, out) = c.backend, given
     high = c.hp["ssm_step_high"]
     step = b.time_step(
-        c.tap("ssm_dt", layer, raw), c.bias(layer, "ssm_dt"), float(c.hp["ssm_step_low"]),
+        c.tap("ssm_dt", layer, raw),
+        c.bias(layer, "ssm_dt"),
+        float(c.hp["ssm_step_low"]),
         UNBOUNDED if high is None else float(high),
-    )  # fmt: skip
+    )
     step = c.tap("ssm_step", layer, step)
     rate = b.rates(c.vector(layer, "ssm_a.weight"))
     before = None if c.cache is None else c.cache.state(layer)[1]
@@ -109,8 +111,15 @@ def _scanned(
 
 def _gated(c: Context, layer: int, read: Array, gate: Array) -> Array:
     normed = bool(c.hp["ssm_norm"])
-    return c.tap("ssm_gated", layer, c.backend.gated_scan(
-        read, gate, c.vector(layer, "ssm_norm.weight") if normed else None,
-        groups=int(c.hp["ssm_groups"]) if normed else 1, eps=float(c.hp["norm_eps"]),
-        first=bool(c.hp["ssm_norm_first"]),
-    ))  # fmt: skip
+    return c.tap(
+        "ssm_gated",
+        layer,
+        c.backend.gated_scan(
+            read,
+            gate,
+            c.vector(layer, "ssm_norm.weight") if normed else None,
+            groups=int(c.hp["ssm_groups"]) if normed else 1,
+            eps=float(c.hp["norm_eps"]),
+            first=bool(c.hp["ssm_norm_first"]),
+        ),
+    )

@@ -109,19 +109,30 @@ class Trace(Tabular):
         ids = self.run.get("ids")
         known = [one for one in self.records.values() if one.stats is not None]
         rows = [
-            (one.key, list(one.shape), *("-" if number is None else f"{number:.4g}" for number in
-                                         (one.stats.mean, one.stats.std, one.stats.absmax)))
-            for one in known[:ROWS] if one.stats is not None
-        ]  # fmt: skip
+            (
+                one.key,
+                list(one.shape),
+                *(
+                    "-" if number is None else f"{number:.4g}"
+                    for number in (one.stats.mean, one.stats.std, one.stats.absmax)
+                ),
+            )
+            for one in known[:ROWS]
+            if one.stats is not None
+        ]
         odd = f"first NaN or infinity: {self.nonfinite}" if self.nonfinite else ""
         return Card(
-            f"Trace of {self.run.get('model') or self.run.get('path') or 'a saved run'}", odd,
-            "bad", [("architecture", self.run.get("architecture")),
-                    ("prompt", self.run.get("prompt")),
-                    ("tokens", len(ids) if isinstance(ids, Sequence) else None),
-                    ("points", len(self.records))],
+            f"Trace of {self.run.get('model') or self.run.get('path') or 'a saved run'}",
+            odd,
+            "bad",
+            [
+                ("architecture", self.run.get("architecture")),
+                ("prompt", self.run.get("prompt")),
+                ("tokens", len(ids) if isinstance(ids, Sequence) else None),
+                ("points", len(self.records)),
+            ],
             [Table(("point", "shape", "mean", "std", "largest"), rows, len(known))],
-        ).html()  # fmt: skip
+        ).html()
 
     def table_rows(self) -> Sequence[Row]:
         """Return a row a point: where it is, its shape and its statistics."""

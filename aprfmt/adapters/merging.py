@@ -53,9 +53,13 @@ class MergedTensor(LazyTensor):
         row = ENCODINGS[kind]
         self.base, self.pair, self._times = base, pair, times
         self.info = TensorInfo(
-            stored.name, stored.shape, kind, stored.offset, row.nbytes(stored.shape),
+            stored.name,
+            stored.shape,
+            kind,
+            stored.offset,
+            row.nbytes(stored.shape),
             row.row_bytes(stored.shape),
-        )  # fmt: skip
+        )
 
     @property
     def path(self) -> Path | None:

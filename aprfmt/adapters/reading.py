@@ -121,9 +121,13 @@ def _number(model: Model, value: Any) -> float:
 
 
 def _stored(
-    model: Model, module: str, parts: Mapping[str, View], spelling: str,
-    config: Mapping[str, Any], alpha: float,
-) -> Stored:  # fmt: skip
+    model: Model,
+    module: str,
+    parts: Mapping[str, View],
+    spelling: str,
+    config: Mapping[str, Any],
+    alpha: float,
+) -> Stored:
     embedding = "embedding_a" in parts or "embedding_b" in parts
     a, b = ("embedding_a", "embedding_b") if embedding else ("a", "b")
     for part in (a, b):

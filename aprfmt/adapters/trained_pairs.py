@@ -38,11 +38,14 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
 
 def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> AdapterPair:
     what = (
-        "a pair for an embedding" if pair.embedding
-        else "a pair for a single parameter" if pair.parameters
-        else "a pair with DoRA's lengths" if "magnitude" in pair.parts
+        "a pair for an embedding"
+        if pair.embedding
+        else "a pair for a single parameter"
+        if pair.parameters
+        else "a pair with DoRA's lengths"
+        if "magnitude" in pair.parts
         else ""
-    )  # fmt: skip
+    )
     if what:
         raise UnsupportedError(
             f"{adapter.path}: {module} is {what}; gradients are computed of LoRA pairs at linear "

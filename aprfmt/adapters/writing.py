@@ -73,9 +73,18 @@ def convert_adapter(
     renamed = () if relation is None else (Note("note", str(src), relation.says),)
     note = Note("note", str(src), f"an adapter for {model.spec.name}")
     return ConversionReport(
-        src, opened.format, dst, spelling.container, files, model.spec.name,
-        outcomes, (note, *stray_notes(adapter), *renamed), verified, None, sizes,
-    )  # fmt: skip
+        src,
+        opened.format,
+        dst,
+        spelling.container,
+        files,
+        model.spec.name,
+        outcomes,
+        (note, *stray_notes(adapter), *renamed),
+        verified,
+        None,
+        sizes,
+    )
 
 
 def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
@@ -208,9 +217,12 @@ def _gguf(
         "general.type": "adapter",
         "adapter.type": "lora",
         "adapter.lora.alpha": TypedValue(_alpha(adapter), "float32"),
-        **({"general.base_model.count": TypedValue(1, "uint32"), "general.base_model.0.name": base}
-           if isinstance(base, str) else {}),
-    }, {}  # fmt: skip
+        **(
+            {"general.base_model.count": TypedValue(1, "uint32"), "general.base_model.0.name": base}
+            if isinstance(base, str)
+            else {}
+        ),
+    }, {}
 
 
 def _peft(
@@ -254,8 +266,10 @@ def _kohya(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], Texts]:
     ranks = {str(pair.rank) for pair in adapter.pairs.values()}
-    return {"ss_network_module": "networks.lora",
-            "ss_network_dim": ranks.pop() if len(ranks) == 1 else "Dynamic"}, {}  # fmt: skip
+    return {
+        "ss_network_module": "networks.lora",
+        "ss_network_dim": ranks.pop() if len(ranks) == 1 else "Dynamic",
+    }, {}
 
 
 # By the extension of the output; a folder has none.
@@ -269,9 +283,14 @@ SPELLINGS: Mapping[str, Spelling] = {
 
 
 def _write(
-    dst: Path, rows: Mapping[str, NamedBytes], metadata: Mapping[str, Any], texts: Texts,
-    spelling: Spelling, force: bool, dry_run: bool,
-) -> tuple[tuple[Path, ...], dict[Path, int]]:  # fmt: skip
+    dst: Path,
+    rows: Mapping[str, NamedBytes],
+    metadata: Mapping[str, Any],
+    texts: Texts,
+    spelling: Spelling,
+    force: bool,
+    dry_run: bool,
+) -> tuple[tuple[Path, ...], dict[Path, int]]:
     """Write the file, or the folder; everything is published together."""
     in_folder = not dst.suffix
     weights = dst / WEIGHTS if in_folder else dst

@@ -77,40 +77,66 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
 
     return names_only_spec(
         name,
-        make_tables((
-            *_convolution(1, "mel_bins"),
-            *_convolution(2, "hidden_size"),
-            single_row("a.position_embd.weight", _TOWER + "embed_positions.weight", "source_length",
-                "hidden_size"),
-            *_layer(),
-            *norm("a.post_ln", _TOWER + "layer_norm", bias=True, layered=False),
-            *projector,
-        )),
+        make_tables(
+            (
+                *_convolution(1, "mel_bins"),
+                *_convolution(2, "hidden_size"),
+                single_row(
+                    "a.position_embd.weight",
+                    _TOWER + "embed_positions.weight",
+                    "source_length",
+                    "hidden_size",
+                ),
+                *_layer(),
+                *norm("a.post_ln", _TOWER + "layer_norm", bias=True, layered=False),
+                *projector,
+            )
+        ),
         hyper_rules.hyper_table(
             _size("hidden_size", "d_model hidden_size", "audio.embedding_length", 1280),
             _size("n_layers", "encoder_layers num_hidden_layers", "audio.block_count", 32),
-            _size("n_heads", "encoder_attention_heads num_attention_heads",
-                "audio.attention.head_count", 20),
+            _size(
+                "n_heads",
+                "encoder_attention_heads num_attention_heads",
+                "audio.attention.head_count",
+                20,
+            ),
             HyperRule("n_kv_heads", default=lambda hp: hp["n_heads"]),
             HyperRule("head_dim", default=lambda hp: hp["hidden_size"] // hp["n_heads"]),
             HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
-            _size("ffn_size", "encoder_ffn_dim intermediate_size", "audio.feed_forward_length",
-                5120),
+            _size(
+                "ffn_size", "encoder_ffn_dim intermediate_size", "audio.feed_forward_length", 5120
+            ),
             hyper_rules.fixed("vocab_size", 0),
             hyper_rules.fixed("context_length", 0),
-            HyperRule("norm_eps", {"gguf": ("{arch}.audio.attention.layer_norm_epsilon",)},
-                "positive", 1e-5),
+            HyperRule(
+                "norm_eps",
+                {"gguf": ("{arch}.audio.attention.layer_norm_epsilon",)},
+                "positive",
+                1e-5,
+            ),
             hyper_rules.activation("gelu", "activation_function"),
             hyper_rules.fixed("tied_embeddings", True),
             *NO_ROPE,
-            hyper_rules.size("source_length", "max_source_positions", hf_default=1500,
-                shape=hyper_rules.axis("a.position_embd.weight", 0)),
+            hyper_rules.size(
+                "source_length",
+                "max_source_positions",
+                hf_default=1500,
+                shape=hyper_rules.axis("a.position_embd.weight", 0),
+            ),
             _size("mel_bins", "num_mel_bins", "audio.num_mel_bins", 128),
-            HyperRule("projection_size", {"gguf": ("{arch}.audio.projection_dim",)}, "size",
-                write={"gguf": write}, shape=hyper_rules.axis(shown, 0)),
+            HyperRule(
+                "projection_size",
+                {"gguf": ("{arch}.audio.projection_dim",)},
+                "size",
+                write={"gguf": write},
+                shape=hyper_rules.axis(shown, 0),
+            ),
         ),
-        evidence=projector_model(kind), section="audio_config", ignored=UNUSED | _IGNORED,
-    )  # fmt: skip
+        evidence=projector_model(kind),
+        section="audio_config",
+        ignored=UNUSED | _IGNORED,
+    )
 
 
 QWEN2_AUDIO_TOWER = _tower(
@@ -120,9 +146,11 @@ QWEN2_AUDIO_TOWER = _tower(
     single_row("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
 )
 VOXTRAL_TOWER = _tower(
-    "voxtral_tower", "mm.a.mlp.1.weight",
+    "voxtral_tower",
+    "mm.a.mlp.1.weight",
     single_row("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
-    single_row("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",
-        "projection_size"),
+    single_row(
+        "mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size", "projection_size"
+    ),
     joins=True,
-)  # fmt: skip
+)

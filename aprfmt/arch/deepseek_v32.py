@@ -30,12 +30,13 @@ Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 _IN, _MODULE = "index_layers", "self_attn.indexer"
 _TENSORS, _BINDINGS = v3_tables(
-    *linear("indexer.attn_q_b", f"{_MODULE}.wq_b", "index_heads*index_head_dim", "q_lora_rank",
-            _IN),
+    *linear(
+        "indexer.attn_q_b", f"{_MODULE}.wq_b", "index_heads*index_head_dim", "q_lora_rank", _IN
+    ),
     *linear("indexer.attn_k", f"{_MODULE}.wk", "index_head_dim", "hidden_size", _IN),
     *norm("indexer.k_norm", f"{_MODULE}.k_norm", ("index_head_dim",), _IN, bias=True),
     *linear("indexer.proj", f"{_MODULE}.weights_proj", "index_heads", "hidden_size", _IN),
-)  # fmt: skip
+)
 _TYPES = "{arch}.attention.indexer.types"
 
 
@@ -90,13 +91,11 @@ def _own(names: str) -> HyperRule:
         keys={"gguf": (_TYPES,)},
         read={"hf": read, "gguf": read_gguf},
         write={
-            "hf": lambda value, hp: {
-                "indexer_types": ["full" if on else "shared" for on in value],
-            },
+            "hf": lambda value, hp: {"indexer_types": ["full" if on else "shared" for on in value]},
             "gguf": lambda value, hp: {_TYPES: list(value)},
         },
         shape=layers_with_role("indexer.attn_k.weight"),
-    )  # fmt: skip
+    )
 
 
 def _mixed(hp: Params) -> str:
@@ -118,11 +117,9 @@ def _hyper(heads: int, *overrides: HyperRule) -> tuple[HyperRule, ...]:
         hyper_rules.size(
             "index_head_dim", "index_head_dim", "attention.indexer.key_length", hf_default=128
         ),
-        hyper_rules.size(
-            "index_topk", "index_topk", "attention.indexer.top_k", hf_default=2048
-        ),
+        hyper_rules.size("index_topk", "index_topk", "attention.indexer.top_k", hf_default=2048),
         *overrides,
-    )  # fmt: skip
+    )
 
 
 _IGNORED = DEEPSEEK_V3.ignored | {"mlp_bias", "layer_types"}

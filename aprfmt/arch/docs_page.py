@@ -100,15 +100,26 @@ def architectures_page() -> str:
     specs = [ARCHS[name] for name in ARCHS.own]
     seen = json.loads(SEEN.read_text())
     known = [
-        (spec.name, spec.level, _types(spec), _gguf(spec), _mixtures(spec), _runs(spec),
-         _measured(spec), _seen(spec, seen["rows"]))
+        (
+            spec.name,
+            spec.level,
+            _types(spec),
+            _gguf(spec),
+            _mixtures(spec),
+            _runs(spec),
+            _measured(spec),
+            _seen(spec, seen["rows"]),
+        )
         for spec in specs
-    ]  # fmt: skip
+    ]
     full = [spec for spec in specs if spec.level == "full"]
     blocks = [(spec.name, _called(spec), _unlike(spec), _lost(spec)) for spec in full]
     layouts = [row for spec in specs for row in _layouts(spec)]
-    drafts = [(spec.name, _code([f"{names.layer}*"]), _code(list(names.own)))
-              for spec in specs if (names := spec.draft.get("hf")) is not None]  # fmt: skip
+    drafts = [
+        (spec.name, _code([f"{names.layer}*"]), _code(list(names.own)))
+        for spec in specs
+        if (names := spec.draft.get("hf")) is not None
+    ]
     return (
         _HEAD
         + model_count()

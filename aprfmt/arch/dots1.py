@@ -73,11 +73,28 @@ DOTS1 = ArchSpec(
         *losses.common_losses(),
         losses.ONE_BIAS_KEY,
         IGNORED_WINDOW,
-        Loss("gguf", "attention_bias", lambda hp: hp["attention_bias"],
-            "llama.cpp has no attention biases here and refuses the file"),
-        Loss("gguf", "n_expert_groups", lambda hp: hp["n_expert_groups"] > 1,
-            "llama.cpp reads no groups of experts here and chooses among all"),
+        Loss(
+            "gguf",
+            "attention_bias",
+            lambda hp: hp["attention_bias"],
+            "llama.cpp has no attention biases here and refuses the file",
+        ),
+        Loss(
+            "gguf",
+            "n_expert_groups",
+            lambda hp: hp["n_expert_groups"] > 1,
+            "llama.cpp reads no groups of experts here and chooses among all",
+        ),
     ),
-    ignored=frozenset({"max_window_layers", "use_sliding_window", "scoring_func", "topk_method",
-                       "moe_layer_freq", "ep_size", "num_nextn_predict_layers"}),
-)  # fmt: skip
+    ignored=frozenset(
+        {
+            "max_window_layers",
+            "use_sliding_window",
+            "scoring_func",
+            "topk_method",
+            "moe_layer_freq",
+            "ep_size",
+            "num_nextn_predict_layers",
+        }
+    ),
+)

@@ -125,8 +125,10 @@ def head_spec(spec: ArchSpec) -> ArchSpec:
     for style, rows in spec.bindings.items():
         steps = next((row.steps for row in rows if row.roles == (_NORM,)), ())
         join = spec.draft[style].join if style in spec.draft else ()
-        own = (Binding((rule.role,), (rule.role,), steps if rule.role in NORMS else join)
-               for rule in _RULES)  # fmt: skip
+        own = (
+            Binding((rule.role,), (rule.role,), steps if rule.role in NORMS else join)
+            for rule in _RULES
+        )
         bindings[style] = (*own, *rows)
     return replace(spec, tensors=(*_RULES, *spec.tensors), bindings=bindings)
 
@@ -165,10 +167,14 @@ def find_heads(
         bound = bind_packed(bound, {target for target, name in stored.items() if name in packed})
         bound = without_partial(bound, hyper)
         groups = tuple(
-            BoundGroup(group.binding, layer, tuple(stored[name] for name in group.stored),
-                  tuple(model_key(layer, key) for key in group.roles))
+            BoundGroup(
+                group.binding,
+                layer,
+                tuple(stored[name] for name in group.stored),
+                tuple(model_key(layer, key) for key in group.roles),
+            )
             for group in bound.groups
-        )  # fmt: skip
+        )
         found.append(
             Head(
                 BoundNames(
@@ -227,8 +233,11 @@ def _lists(spec: ArchSpec, hp: HyperParams, count: int) -> dict[str, Value]:
     """Return a GGUF's lists of one value a block, with those of the heads behind the model's."""
     layers = {name: (*hp[name], *(on,) * count) for name, on in spec.draft_layer.items()}
     longer = hp.replaced(**layers)
-    made = (rule.write["gguf"](longer[rule.name], longer)
-            for rule in spec.hyper if layers and "gguf" in rule.write)  # fmt: skip
+    made = (
+        rule.write["gguf"](longer[rule.name], longer)
+        for rule in spec.hyper
+        if layers and "gguf" in rule.write
+    )
     return {key: value for keys in made for key, value in keys.items() if isinstance(value, list)}
 
 
@@ -276,10 +285,14 @@ def _head_groups(
             f"tensors: {', '.join(homeless[:4])}; leave them out with --drop"
         )
     return [
-        BoundGroup(group.binding, layer, tuple(map(renamed.stored, group.stored)),
-              tuple(model_key(layer, key) for key in group.roles))
+        BoundGroup(
+            group.binding,
+            layer,
+            tuple(map(renamed.stored, group.stored)),
+            tuple(model_key(layer, key) for key in group.roles),
+        )
         for group in groups_for(head, style, [head_role(key) for key in keys], head_hyper(spec, hp))
-    ]  # fmt: skip
+    ]
 
 
 class HeadNames:

@@ -34,20 +34,37 @@ BLOCK = BlockSpec(
 
 
 def embeddings(
-    words: str, places: str = "", types: str = "", normed: str = "", *, bias: bool = True,
+    words: str,
+    places: str = "",
+    types: str = "",
+    normed: str = "",
+    *,
+    bias: bool = True,
     extra: str = "",
-) -> tuple[RoleRow, ...]:  # fmt: skip
+) -> tuple[RoleRow, ...]:
     """Return the tables of words, positions and token types, and the norm behind them.
 
     `extra` (`+2`) are rows of the position table before position 0's.
     """
     rows = [RoleRow("token_embd.weight", f"{words}.weight", _TABLE, layered=False)]
     if places:
-        rows.append(RoleRow("position_embd.weight", f"{places}.weight",
-                            (f"context_length{extra}", "hidden_size"), layered=False))  # fmt: skip
+        rows.append(
+            RoleRow(
+                "position_embd.weight",
+                f"{places}.weight",
+                (f"context_length{extra}", "hidden_size"),
+                layered=False,
+            )
+        )
     if types:
-        rows.append(RoleRow("token_types.weight", f"{types}.weight",
-                            ("token_types", "hidden_size"), layered=False))  # fmt: skip
+        rows.append(
+            RoleRow(
+                "token_types.weight",
+                f"{types}.weight",
+                ("token_types", "hidden_size"),
+                layered=False,
+            )
+        )
     return (*rows, *norm("token_embd_norm", normed, bias=bias, layered=False))
 
 
@@ -108,11 +125,16 @@ def encoder_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
         hyper_rules.fixed("tied_embeddings", True),
         pooling("mean", causal=False),
         *NO_ROPE,
-        HyperRule("token_types",
-            {"hf": ("type_vocab_size",), "gguf": ("tokenizer.ggml.token_type_count",)}, "size", 1,
-            shape=hyper_rules.axis("token_types.weight", 0), shape_wins=True),
+        HyperRule(
+            "token_types",
+            {"hf": ("type_vocab_size",), "gguf": ("tokenizer.ggml.token_type_count",)},
+            "size",
+            1,
+            shape=hyper_rules.axis("token_types.weight", 0),
+            shape_wins=True,
+        ),
         *overrides,
-    )  # fmt: skip
+    )
 
 
 def _offset(default: int) -> HyperRule:
@@ -123,9 +145,11 @@ def _offset(default: int) -> HyperRule:
         return None if found is None else (whole_number(*found) + 1, found[1])
 
     return HyperRule(
-        "position_offset", default=default, read={"hf": read},
+        "position_offset",
+        default=default,
+        read={"hf": read},
         write={"hf": lambda value, hp: {"pad_token_id": value - 1}},
-    )  # fmt: skip
+    )
 
 
 def _plain_attention(causal: bool = False, **usual: Value) -> HyperRule:
@@ -149,27 +173,41 @@ COMMON_IGNORED = frozenset(
 )
 _BUFFERS = {"hf": ("embeddings.position_ids",)}  # 0, 1, 2, ..., in files of old versions
 _LOST_POOLING = Loss(
-    "hf", "pooling", lambda hp: hp["pooling"] != "mean",
+    "hf",
+    "pooling",
+    lambda hp: hp["pooling"] != "mean",
     "config.json has no key for it: sentence-transformers reads it from 1_Pooling/config.json and "
     "takes the mean without",
-)  # fmt: skip
+)
 
 
 def encoder(
-    name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec = BLOCK,
-    more_ignored: str = "", unused: tuple[str, ...] = (), **more: Any,
-) -> ArchSpec:  # fmt: skip
+    name: str,
+    made: Made,
+    hyper: tuple[HyperRule, ...],
+    block: BlockSpec = BLOCK,
+    more_ignored: str = "",
+    unused: tuple[str, ...] = (),
+    **more: Any,
+) -> ArchSpec:
     """Return the spec of one of our encoders; `more_ignored` are keys that change nothing.
 
     `unused` are stored tensors that no pass reads.
     """
     activation = next(rule.default for rule in hyper if rule.name == "activation")
-    return own_styles_only(ArchSpec(
-        name=name, hyper=hyper, tensors=made[0], bindings=made[1], block=block,
-        ignored=COMMON_IGNORED.union(more_ignored.split()),
-        buffers={"hf": (*_BUFFERS["hf"], *unused)},
-        lost=(*losses.common_losses(activation, partial=True), _LOST_POOLING), **more,
-    ))  # fmt: skip
+    return own_styles_only(
+        ArchSpec(
+            name=name,
+            hyper=hyper,
+            tensors=made[0],
+            bindings=made[1],
+            block=block,
+            ignored=COMMON_IGNORED.union(more_ignored.split()),
+            buffers={"hf": (*_BUFFERS["hf"], *unused)},
+            lost=(*losses.common_losses(activation, partial=True), _LOST_POOLING),
+            **more,
+        )
+    )
 
 
 BERT = encoder("bert", _made(_BERT_ROWS), encoder_hyper(_plain_attention()))
@@ -182,15 +220,23 @@ ROBERTA = encoder(
 def _causal(prefix: str, head: str, norm_name: str, words: str) -> Made:
     """Return the tables of a bert that looks back only, with the head of masked words."""
     inside = (replace(row, hf=prefix + row.hf) for row in _BERT_ROWS if row not in POOLER)
-    return make_tables((
-        *inside,
-        *(RoleRow(f"head_in.{part}", f"{head}dense.{part}", ("hidden_size",) * axes, layered=False)
-          for part, axes in (("weight", 2), ("bias", 1))),
-        *norm("output_norm", f"{head}{norm_name}", bias=True, layered=False),
-        RoleRow("output.weight", f"{words}decoder.weight", _TABLE, "!tied_embeddings",
-            layered=False),
-        RoleRow("output.bias", f"{words}decoder.bias", ("vocab_size",), layered=False),
-    ), hf_more=(Binding((f"{words}bias",), ("output.bias",)),))  # fmt: skip
+    return make_tables(
+        (
+            *inside,
+            *(
+                RoleRow(
+                    f"head_in.{part}", f"{head}dense.{part}", ("hidden_size",) * axes, layered=False
+                )
+                for part, axes in (("weight", 2), ("bias", 1))
+            ),
+            *norm("output_norm", f"{head}{norm_name}", bias=True, layered=False),
+            RoleRow(
+                "output.weight", f"{words}decoder.weight", _TABLE, "!tied_embeddings", layered=False
+            ),
+            RoleRow("output.bias", f"{words}decoder.bias", ("vocab_size",), layered=False),
+        ),
+        hf_more=(Binding((f"{words}bias",), ("output.bias",)),),
+    )
 
 
 def _looks_back(names: Collection[str], values: Mapping[str, Value]) -> bool:
@@ -208,15 +254,21 @@ def _causal_hyper(*more: HyperRule) -> tuple[HyperRule, ...]:
 
 _CAUSAL = replace(BLOCK, attends="causal", head="dense")
 BERT_CAUSAL = encoder(
-    "bert_causal", _causal("bert.", "cls.predictions.transform.", "LayerNorm", "cls.predictions."),
-    _causal_hyper(_plain_attention(causal=True)), _CAUSAL, evidence=_looks_back,
+    "bert_causal",
+    _causal("bert.", "cls.predictions.transform.", "LayerNorm", "cls.predictions."),
+    _causal_hyper(_plain_attention(causal=True)),
+    _CAUSAL,
+    evidence=_looks_back,
     unused=("cls.predictions.bias",),  # of a head of its own, which has another one
-)  # fmt: skip
+)
 ROBERTA_CAUSAL = encoder(
-    "roberta_causal", _causal("roberta.", "lm_head.", "layer_norm", "lm_head."),
+    "roberta_causal",
+    _causal("roberta.", "lm_head.", "layer_norm", "lm_head."),
     _causal_hyper(_plain_attention(causal=True, hidden_act="gelu"), _offset(2)),
-    replace(_CAUSAL, padding="skipped"), evidence=_looks_back, unused=("lm_head.bias",),
-)  # fmt: skip
+    replace(_CAUSAL, padding="skipped"),
+    evidence=_looks_back,
+    unused=("lm_head.bias",),
+)
 
 _D = "transformer.layer.{L}."
 

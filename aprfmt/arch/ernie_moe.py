@@ -152,11 +152,15 @@ ERNIE4_5_MOE = ArchSpec(
     lost=(
         *losses.common_losses(),
         losses.ONE_BIAS_KEY,
-        Loss("gguf", "mlp_bias", lambda hp: hp["mlp_bias"] or hp["attention_out_bias"],
-            "llama.cpp has no biases of output, MLP and head here and refuses the file"),
+        Loss(
+            "gguf",
+            "mlp_bias",
+            lambda hp: hp["mlp_bias"] or hp["attention_out_bias"],
+            "llama.cpp has no biases of output, MLP and head here and refuses the file",
+        ),
     ),
     ignored=frozenset(
         """moe_capacity moe_gate moe_use_aux_free moe_layer_indices use_flash_attention
         num_nextn_predict_layers multi_token_pred_lambda expert_shared_count""".split()
     ),
-)  # fmt: skip
+)

@@ -31,21 +31,29 @@ def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
     return with_model_rows(
         *norms,
         *fused_rows("attention_bias"),
-        *linear("attn_output", _H + "self_attention.dense", "hidden_size", Q,
-            bias="attention_out_bias"),
+        *linear(
+            "attn_output", _H + "self_attention.dense", "hidden_size", Q, bias="attention_out_bias"
+        ),
         *linear("ffn_up", _H + "mlp.dense_h_to_4h", "ffn_size", "hidden_size", bias="mlp_bias"),
         *linear("ffn_down", _H + "mlp.dense_4h_to_h", "hidden_size", "ffn_size", bias="mlp_bias"),
-        embed="transformer.word_embeddings", final="transformer.ln_f", norm_bias=True,
-    )  # fmt: skip
+        embed="transformer.word_embeddings",
+        final="transformer.ln_f",
+        norm_bias=True,
+    )
 
 
 def _norm(role: str, hf: str, gguf: str, needs: str = "") -> tuple[RoleRow, ...]:
     """Return the rows of a norm; `gguf` is its own name there, "" where there is none."""
     return tuple(
-        RoleRow(f"{role}.{part}", f"{_H}{hf}.{part}", ("hidden_size",), needs,
-            gguf=gguf and f"{gguf}.{part}")
+        RoleRow(
+            f"{role}.{part}",
+            f"{_H}{hf}.{part}",
+            ("hidden_size",),
+            needs,
+            gguf=gguf and f"{gguf}.{part}",
+        )
         for part in ("weight", "bias")
-    )  # fmt: skip
+    )
 
 
 _FUSED = fused_in(_H + "self_attention.query_key_value", GROUPED)
@@ -165,12 +173,20 @@ def _form(name: str, *, two: bool, alibi: bool) -> ArchSpec:
     block = BlockSpec(norm="layer", mlp="plain", parallel_norm="two" if two else "one")
     if alibi:
         block = replace(block, position="none", score_bias="alibi_keys")
-    return own_styles_only(ArchSpec(
-        name=name, hyper=_hyper(two, alibi), tensors=tensors, bindings=bindings, block=block,
-        lost=_LOST, evidence=evidence if two or alibi else None,
-        ignored=_IGNORED | (_ROPE_KEYS if alibi else frozenset())
-        | (frozenset({"multi_query"}) if two else frozenset()),
-    ))  # fmt: skip
+    return own_styles_only(
+        ArchSpec(
+            name=name,
+            hyper=_hyper(two, alibi),
+            tensors=tensors,
+            bindings=bindings,
+            block=block,
+            lost=_LOST,
+            evidence=evidence if two or alibi else None,
+            ignored=_IGNORED
+            | (_ROPE_KEYS if alibi else frozenset())
+            | (frozenset({"multi_query"}) if two else frozenset()),
+        )
+    )
 
 
 FALCON = _form("falcon", two=False, alibi=False)

@@ -88,10 +88,12 @@ _SCALES = (
 
 def _scaled(name: str) -> Loss:
     return Loss(
-        "gguf", name, lambda hp: any(x != 1 for x in _each(hp[name])),
+        "gguf",
+        name,
+        lambda hp: any(x != 1 for x in _each(hp[name])),
         "llama.cpp expects the weights multiplied by this factor, and has no key for it: it would "
         "run this file without it",
-    )  # fmt: skip
+    )
 
 
 def _each(value: Value) -> tuple[float, ...]:
@@ -106,8 +108,9 @@ FALCON_H1 = full_spec(
             *attention(),
             *mamba2_mixer(LAYER + "mamba", out_bias="ssm_out_bias"),
             # The gguf package's map names it without a suffix here, and llama.cpp asks for that.
-            RoleRow("ffn_norm.weight", "pre_ff_layernorm.weight", ("hidden_size",),
-                gguf="ffn_norm"),
+            RoleRow(
+                "ffn_norm.weight", "pre_ff_layernorm.weight", ("hidden_size",), gguf="ffn_norm"
+            ),
             *gated_mlp(bias="mlp_bias", module="feed_forward"),
             final="model.final_layernorm",
         ),
@@ -140,10 +143,12 @@ FALCON_H1 = full_spec(
         *losses.common_losses(),
         *(_scaled(name) for name in (*_FACTORS, *_LISTED, "ssm_scales")),
         Loss(
-            "gguf", "ssm_norm_first", lambda hp: hp["ssm_norm"] and hp["ssm_norm_first"],
+            "gguf",
+            "ssm_norm_first",
+            lambda hp: hp["ssm_norm"] and hp["ssm_norm_first"],
             "llama.cpp applies the mixers' norm behind the gate, this model before it",
         ),
     ),
     derived=ROPE_TENSORS,
     ignored=IGNORED | {"mamba_d_head", "num_logits_to_keep", "mamba_use_mlp"},
-)  # fmt: skip
+)

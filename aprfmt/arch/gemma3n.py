@@ -100,12 +100,17 @@ def own_kv(default: int) -> HyperRule:
 
     hf, gguf = _LAST["hf"], _LAST["gguf"]
     return HyperRule(
-        OWN, default=lambda hp: layers(default, hp),
-        read={"hf": lambda facts, hp: read(hf, facts, hp),
-              "gguf": lambda facts, hp: read(gguf, facts, hp)},
-        write={"hf": lambda value, hp: {hf: value.count(False)},
-               "gguf": lambda value, hp: {gguf: value.count(False)}},
-    )  # fmt: skip
+        OWN,
+        default=lambda hp: layers(default, hp),
+        read={
+            "hf": lambda facts, hp: read(hf, facts, hp),
+            "gguf": lambda facts, hp: read(gguf, facts, hp),
+        },
+        write={
+            "hf": lambda value, hp: {hf: value.count(False)},
+            "gguf": lambda value, hp: {gguf: value.count(False)},
+        },
+    )
 
 
 def kv_sources(hp: Params) -> tuple[int | None, ...]:
@@ -169,11 +174,21 @@ def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
     """Return the rules for the width and the rows of the embedding a layer."""
     key = "{arch}.embedding_length_per_layer_input"
     return (
-        HyperRule(PER, {"hf": ("hidden_size_per_layer_input",), "gguf": (key,)}, "int",
-            default, {"gguf": 0}),
-        hyper_rules.size("per_layer_vocab", "vocab_size_per_layer_input", default=vocab,
-            shape=hyper_rules.axis("per_layer_token_embd.weight", 0), shape_wins=True),
-    )  # fmt: skip
+        HyperRule(
+            PER,
+            {"hf": ("hidden_size_per_layer_input",), "gguf": (key,)},
+            "int",
+            default,
+            {"gguf": 0},
+        ),
+        hyper_rules.size(
+            "per_layer_vocab",
+            "vocab_size_per_layer_input",
+            default=vocab,
+            shape=hyper_rules.axis("per_layer_token_embd.weight", 0),
+            shape_wins=True,
+        ),
+    )
 
 
 def _reused(hp: Params) -> bool:
@@ -213,10 +228,13 @@ def same_width(default: int) -> HyperRule:
 
     rule = hyper_rules.ffn_size(default)
     gguf = rule.keys["gguf"][0]
-    return replace(rule, read={
-        "hf": lambda facts, hp: read("intermediate_size", facts, hp),
-        "gguf": lambda facts, hp: read(gguf, facts, hp),
-    })  # fmt: skip
+    return replace(
+        rule,
+        read={
+            "hf": lambda facts, hp: read("intermediate_size", facts, hp),
+            "gguf": lambda facts, hp: read(gguf, facts, hp),
+        },
+    )
 
 
 _N, _ROWS = "altup_streams", four_norms()
@@ -329,9 +347,12 @@ _FIXED = (
 def _side(role: str, hf: str) -> RoleRow:
     """Return the row of the projections of the copies, which GGUF stacks."""
     return RoleRow(
-        f"{role}.weight", f"model.{hf}.{{E}}.weight", ("altup_extra", "hidden_size", "hidden_size"),
-        hf_steps=(Stacked("altup_extra"),), layered=False,
-    )  # fmt: skip
+        f"{role}.weight",
+        f"model.{hf}.{{E}}.weight",
+        ("altup_extra", "hidden_size", "hidden_size"),
+        hf_steps=(Stacked("altup_extra"),),
+        layered=False,
+    )
 
 
 _ALTUP = (
@@ -394,19 +415,31 @@ GEMMA3N = ArchSpec(
         hyper_rules.flag("altup_scaled", True, "altup_correct_scale"),
         HyperRule("altup_extra", default=lambda hp: hp[_N] - 1),
         hyper_rules.size(
-            "laurel_rank", "laurel_rank", default=64,
-            shape=hyper_rules.axis("laurel_l.weight", 0), shape_wins=True,
+            "laurel_rank",
+            "laurel_rank",
+            default=64,
+            shape=hyper_rules.axis("laurel_l.weight", 0),
+            shape_wins=True,
         ),
         _sparsity(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(
-        norm_cast="after_weight", placement="sandwich", qk_norm="head", value_norm="plain",
+        norm_cast="after_weight",
+        placement="sandwich",
+        qk_norm="head",
+        value_norm="plain",
         streams="altup",
     ),
-    lost=(*losses.common_losses("gelu_tanh"), losses.ONE_BIAS_KEY, NO_BIASES, PADDED, REUSED,
-          *_FIXED),
+    lost=(
+        *losses.common_losses("gelu_tanh"),
+        losses.ONE_BIAS_KEY,
+        NO_BIASES,
+        PADDED,
+        REUSED,
+        *_FIXED,
+    ),
     # Clamps of altup's coefficients while it is trained.
     ignored=frozenset({"altup_coef_clip", "hidden_act"}),
-)  # fmt: skip
+)

@@ -121,11 +121,15 @@ def _experts() -> Rows:
         RoleRow("ffn_gate_inp.weight", "router.proj.weight", ("n_experts", "hidden_size"), on),
         RoleRow("ffn_gate_inp.scale", "router.scale", ("hidden_size",), on),
         *(RoleRow(f"ffn_{part}_exps.weight", "", into, on, gguf="") for part in ("gate", "up")),
-        RoleRow("ffn_down_exps.weight", "experts.down_proj",
-            ("n_experts", "hidden_size", "moe_ffn_size"), on),
+        RoleRow(
+            "ffn_down_exps.weight",
+            "experts.down_proj",
+            ("n_experts", "hidden_size", "moe_ffn_size"),
+            on,
+        ),
         RoleRow("ffn_down_exps.scale", "router.per_expert_scale", ("n_experts",), on),
         *norm("post_ffw_norm_2", "post_feedforward_layernorm_2", needs=on),
-    )  # fmt: skip
+    )
 
 
 _JOINED = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
@@ -139,8 +143,11 @@ def _rope() -> tuple[HyperRule, ...]:
     """Return the rules for rope: unstated, a quarter of the heads without a window turns."""
 
     def usual(hp: Params) -> Params:
-        return {"type": "proportional", "factor": 1.0,
-                "rotated": 2 * int(0.25 * full_head_dim(hp) // 2)}  # fmt: skip
+        return {
+            "type": "proportional",
+            "factor": 1.0,
+            "rotated": 2 * int(0.25 * full_head_dim(hp) // 2),
+        }
 
     def changed(rule: HyperRule) -> HyperRule:
         if rule.name == "rope_dim":
@@ -237,8 +244,11 @@ _LENGTH = "{arch}.attention.key_length"
 def _lengths(hp: Params) -> Params:
     """Return GGUF's lengths: key and value, of layers without and with a window."""
     lengths = {"": hp["global_head_dim"], "_swa": hp["head_dim"]}
-    keys = {f"{{arch}}.attention.{part}_length{kind}": size
-            for kind, size in lengths.items() for part in ("key", "value")}  # fmt: skip
+    keys = {
+        f"{{arch}}.attention.{part}_length{kind}": size
+        for kind, size in lengths.items()
+        for part in ("key", "value")
+    }
     return keys | {f"{{arch}}.rope.dimension_count{kind}": size for kind, size in lengths.items()}
 
 
@@ -342,22 +352,39 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
         hyper_rules.n_layers(30),
         hyper_rules.n_heads(8),
         replace(
-            hyper_rules.n_kv_heads(4), write={"gguf": _write_kv},
+            hyper_rules.n_kv_heads(4),
+            write={"gguf": _write_kv},
             read={"gguf": lambda facts, hp: _kv(True, facts, hp)},
         ),
-        HyperRule("head_dim", {"hf": ("head_dim",), "gguf": (_LENGTH + "_swa",)}, "size", 256,
-            write={"gguf": lambda value, hp: _lengths(hp)}),
+        HyperRule(
+            "head_dim",
+            {"hf": ("head_dim",), "gguf": (_LENGTH + "_swa",)},
+            "size",
+            256,
+            write={"gguf": lambda value, hp: _lengths(hp)},
+        ),
         HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
-        HyperRule("global_head_dim", {"hf": ("global_head_dim",), "gguf": (_LENGTH,)}, "size",
-            512, {"gguf": lambda hp: hp["head_dim"]},
+        HyperRule(
+            "global_head_dim",
+            {"hf": ("global_head_dim",), "gguf": (_LENGTH,)},
+            "size",
+            512,
+            {"gguf": lambda hp: hp["head_dim"]},
             read={"hf": _global("global_head_dim", "head_dim")},
-            write={"gguf": lambda value, hp: {}}),
-        HyperRule("global_kv_heads", {"hf": ("num_global_key_value_heads",)}, "size",
+            write={"gguf": lambda value, hp: {}},
+        ),
+        HyperRule(
+            "global_kv_heads",
+            {"hf": ("num_global_key_value_heads",)},
+            "size",
             lambda hp: hp["n_kv_heads"],
             read={"hf": _few_kv_heads, "gguf": lambda facts, hp: _kv(False, facts, hp)},
-            write={"gguf": _nothing}),
+            write={"gguf": _nothing},
+        ),
         replace(
-            hyper_rules.ffn_size(9216), read={"gguf": _widths}, write={"gguf": _write_widths},
+            hyper_rules.ffn_size(9216),
+            read={"gguf": _widths},
+            write={"gguf": _write_widths},
             shape=None,
         ),
         hyper_rules.vocab_size(262144),
@@ -373,8 +400,9 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
         embedding_scale(),
         own_kv(0),
         _wide_rule(),
-        HyperRule("value_is_key", {"hf": ("attention_k_eq_v",)}, "bool", False,
-            shape=_without_values),
+        HyperRule(
+            "value_is_key", {"hf": ("attention_k_eq_v",)}, "bool", False, shape=_without_values
+        ),
         *per_layer_sizes(262144, per_layer),
         _count("n_experts", "num_experts", "expert_count"),
         _count("n_experts_used", "top_k_experts", "expert_used_count"),
@@ -382,7 +410,7 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
         _moe_layers(),
         moe.router("softmax"),
         hyper_rules.fixed("norm_topk", True),
-    )  # fmt: skip
+    )
 
 
 _TENSORS, _BINDINGS = make_tables(
@@ -407,8 +435,13 @@ GEMMA4 = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(
-        norm_cast="after_weight", placement="sandwich", qk_norm="head", value_norm="plain",
-        experts="parallel", layer_scale=True, router_cast="logits",
+        norm_cast="after_weight",
+        placement="sandwich",
+        qk_norm="head",
+        value_norm="plain",
+        experts="parallel",
+        layer_scale=True,
+        router_cast="logits",
     ),
     lost=(*losses.common_losses("gelu_tanh"), losses.ONE_BIAS_KEY, NO_BIASES, PADDED, REUSED),
     mixed=_mixed,
@@ -417,10 +450,13 @@ GEMMA4 = ArchSpec(
         """attention.value_length attention.value_length_swa rope.dimension_count
         rope.dimension_count_swa per_layer_config hidden_act""".split()
     ),
-)  # fmt: skip
+)
 # The text of the models that read images and sounds without towers: no experts, no embedding a
 # layer. A GGUF of it is one of gemma4.
 GEMMA4_UNIFIED = replace(
-    GEMMA4, name="gemma4_unified", hyper=_shared_rules(1024, 262144, 0),
-    called={}, evidence=lambda names, values: False,
-)  # fmt: skip
+    GEMMA4,
+    name="gemma4_unified",
+    hyper=_shared_rules(1024, 262144, 0),
+    called={},
+    evidence=lambda names, values: False,
+)

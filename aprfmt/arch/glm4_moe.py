@@ -27,8 +27,12 @@ _TENSORS, _BINDINGS = make_tables(
         *attention(out_bias=None),
         *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), "qk_norm"),
         *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",), "qk_norm"),
-        RoleRow("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
-            gguf="post_attention_norm.weight"),
+        RoleRow(
+            "ffn_norm.weight",
+            "post_attention_layernorm.weight",
+            ("hidden_size",),
+            gguf="post_attention_norm.weight",
+        ),
         *gated_mlp(needs="!moe_layers"),
         ROUTER,
         ROUTER_BIAS,
@@ -37,7 +41,7 @@ _TENSORS, _BINDINGS = make_tables(
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,
-)  # fmt: skip
+)
 
 GLM4_MOE = ArchSpec(
     name="glm4_moe",
@@ -64,9 +68,13 @@ GLM4_MOE = ArchSpec(
     block=BlockSpec(qk_norm="head", shared_expert="plain", router_cast="none"),
     lost=(
         *losses.common_losses(partial=True),
-        Loss("gguf", "n_expert_groups", lambda hp: hp["n_expert_groups"] > 1,
-            "llama.cpp reads no groups of experts here and chooses among all"),
+        Loss(
+            "gguf",
+            "n_expert_groups",
+            lambda hp: hp["n_expert_groups"] > 1,
+            "llama.cpp reads no groups of experts here and chooses among all",
+        ),
     ),
     ignored=frozenset({"num_nextn_predict_layers", "num_mtp_layers"}),
     draft=draft_head.NEXTN,
-)  # fmt: skip
+)

@@ -36,9 +36,12 @@ _TENSORS, _BINDINGS = make_tables(
         *linear("attn_output", _H + "attn.c_proj", "hidden_size", Q, bias="", hf_steps=_TURNED),
         *norm("ffn_norm", _H + "ln_2", bias=True),
         *linear("ffn_up", _H + "mlp.c_fc", "ffn_size", "hidden_size", bias="", hf_steps=_TURNED),
-        *linear("ffn_down", _H + "mlp.c_proj", "hidden_size", "ffn_size", bias="",
-                hf_steps=_TURNED),
-        embed="transformer.wte", final="transformer.ln_f", norm_bias=True,
+        *linear(
+            "ffn_down", _H + "mlp.c_proj", "hidden_size", "ffn_size", bias="", hf_steps=_TURNED
+        ),
+        embed="transformer.wte",
+        final="transformer.ln_f",
+        norm_bias=True,
     ),
     hf_first=(
         Binding((_H + "attn.c_attn.weight",), _ROLES["weight"], (*_TURNED, _QKV)),
@@ -47,7 +50,7 @@ _TENSORS, _BINDINGS = make_tables(
     gguf_first=tuple(
         Binding((f"blk.{{L}}.attn_qkv.{part}",), roles, (_QKV,)) for part, roles in _ROLES.items()
     ),
-)  # fmt: skip
+)
 
 
 # Causal masks that early checkpoints store.

@@ -70,8 +70,12 @@ GPT_BIGCODE = ArchSpec(
     block=BlockSpec(norm="layer", position="learned", mlp="plain"),
     lost=(
         *losses.common_losses("gelu_tanh", partial=True),
-        Loss("gguf", "attn_scale", lambda hp: hp["attn_scale"] != hyper_rules.plain_scale(hp),
-            "llama.cpp divides starcoder's scores by sqrt(head_dim)"),
+        Loss(
+            "gguf",
+            "attn_scale",
+            lambda hp: hp["attn_scale"] != hyper_rules.plain_scale(hp),
+            "llama.cpp divides starcoder's scores by sqrt(head_dim)",
+        ),
     ),
     ignored=frozenset(
         """n_ctx num_key_value_heads attention_softmax_in_fp32 scale_attention_softmax_in_fp32
@@ -80,4 +84,4 @@ GPT_BIGCODE = ArchSpec(
         pad_key_length pre_allocate_kv_cache validate_runner_input""".split()
     ),
     buffers=BUFFERS,
-)  # fmt: skip
+)

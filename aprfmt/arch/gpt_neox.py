@@ -41,8 +41,9 @@ GPT_NEOX = ArchSpec(
         hyper_rules.tied_embeddings(shown=False),
         *hyper_rules.attention_biases(True),
         hyper_rules.fixed("mlp_bias", True),
-        hyper_rules.flag("parallel_residual", True, "use_parallel_residual",
-            gguf="use_parallel_residual"),
+        hyper_rules.flag(
+            "parallel_residual", True, "use_parallel_residual", gguf="use_parallel_residual"
+        ),
         *rope_rules(RopeDefaults(partial=0.25, base_key="rotary_emb_base")),
     ),
     tensors=_TENSORS,
@@ -51,11 +52,16 @@ GPT_NEOX = ArchSpec(
     lost=(
         *losses.common_losses("gelu", partial=True),
         losses.ONE_BIAS_KEY,
-        Loss("gguf", "attention_bias", lambda hp: not hp["attention_bias"],
-            "llama.cpp requires attention biases here and refuses the file"),
+        Loss(
+            "gguf",
+            "attention_bias",
+            lambda hp: not hp["attention_bias"],
+            "llama.cpp requires attention biases here and refuses the file",
+        ),
     ),
     ignored=frozenset({"rope_pct"}),
     # Masks and frequencies that early checkpoints store.
-    buffers={"hf": tuple(_L + "attention." + x for x in
-                         ("bias", "masked_bias", "rotary_emb.inv_freq"))},
-)  # fmt: skip
+    buffers={
+        "hf": tuple(_L + "attention." + x for x in ("bias", "masked_bias", "rotary_emb.inv_freq"))
+    },
+)

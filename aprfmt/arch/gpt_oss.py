@@ -42,8 +42,12 @@ _TENSORS, _BINDINGS = make_tables(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         RoleRow("attn_sinks.weight", "self_attn.sinks", ("n_heads",)),
-        RoleRow("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
-            gguf="post_attention_norm.weight"),
+        RoleRow(
+            "ffn_norm.weight",
+            "post_attention_layernorm.weight",
+            ("hidden_size",),
+            gguf="post_attention_norm.weight",
+        ),
         RoleRow("ffn_gate_inp.weight", "mlp.router.weight", ("n_experts", "hidden_size")),
         RoleRow("ffn_gate_inp.bias", "mlp.router.bias", ("n_experts",)),
         *_EXPERT_ROWS,
@@ -51,14 +55,13 @@ _TENSORS, _BINDINGS = make_tables(
     hf_first=(
         Binding((_EXPERTS + "gate_up_proj",), _GATE_UP, (_TURNED, _TURNS)),
         Binding(
-            (_EXPERTS + "gate_up_proj_bias",), ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
-            (_TURNS,),
+            (_EXPERTS + "gate_up_proj_bias",), ("ffn_gate_exps.bias", "ffn_up_exps.bias"), (_TURNS,)
         ),
         Binding((_EXPERTS + "down_proj",), ("ffn_down_exps.weight",), (_TURNED,)),
         Binding((_EXPERTS + "down_proj_bias",), ("ffn_down_exps.bias",)),
     ),
     hf_more=FUSED,
-)  # fmt: skip
+)
 
 LIMIT, ALPHA = 7.0, 1.702
 YARN = {

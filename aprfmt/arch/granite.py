@@ -87,8 +87,12 @@ _MOE_TENSORS, _MOE_BINDINGS = make_tables(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
-        RoleRow("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
-            ("n_experts", "hidden_size"), "moe_layers"),
+        RoleRow(
+            "ffn_gate_inp.weight",
+            "block_sparse_moe.router.layer.weight",
+            ("n_experts", "hidden_size"),
+            "moe_layers",
+        ),
         *experts()[0],
     ),
     hf_first=(
@@ -96,7 +100,7 @@ _MOE_TENSORS, _MOE_BINDINGS = make_tables(
         Binding((_OUT + ".weight",), ("ffn_down_exps.weight",)),
     ),
     hf_more=(*MEMORY, *FUSED),
-)  # fmt: skip
+)
 
 GRANITEMOE = ArchSpec(
     name="granitemoe",

@@ -100,14 +100,16 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
 _IGNORED = IGNORED | {"mamba_d_head", "z_loss_coefficient", "num_logits_to_keep"}
 BAMBA = full_spec(
     "bamba",
-    make_tables(with_model_rows(
-        *norm("attn_norm", "input_layernorm"),
-        *attention_rows(permuted=True),
-        *mamba2_mixer(LAYER + "mamba", SSM),
-        *norm("ffn_norm", "pre_ff_layernorm"),
-        *gated_mlp(bias="mlp_bias", module="feed_forward"),
-        final="model.final_layernorm",
-    )),
+    make_tables(
+        with_model_rows(
+            *norm("attn_norm", "input_layernorm"),
+            *attention_rows(permuted=True),
+            *mamba2_mixer(LAYER + "mamba", SSM),
+            *norm("ffn_norm", "pre_ff_layernorm"),
+            *gated_mlp(bias="mlp_bias", module="feed_forward"),
+            final="model.final_layernorm",
+        )
+    ),
     hyper_rules.hyper_table(
         kv_heads(8),
         hyper_rules.ffn_size(14336),
@@ -127,13 +129,16 @@ BAMBA = full_spec(
         *LOST,
         *losses.common_losses(partial=True),
         Loss(
-            "gguf", "rope_dim", lambda hp: hp["rope_dim"] != hp["head_dim"],
+            "gguf",
+            "rope_dim",
+            lambda hp: hp["rope_dim"] != hp["head_dim"],
             "the converter reorders whole heads, so that llama.cpp rotates other pairs than this "
             "model does",
         ),
     ),
-    evidence=_is_bamba, derived=ROPE_TENSORS,
-)  # fmt: skip
+    evidence=_is_bamba,
+    derived=ROPE_TENSORS,
+)
 
 _MOE, _MLP = LAYER + "block_sparse_moe.", LAYER + "shared_mlp."
 _EXPERTS = (

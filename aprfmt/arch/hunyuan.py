@@ -53,8 +53,15 @@ def _scaling(facts: Facts, hp: Params) -> Found:
     rope = HFRope(_ROPE, facts)
     if _alpha(facts) is None:
         return rope.scaling(hp["context_length"])
-    for key in ("rope_type", "type", "factor", "beta_fast", "beta_slow", "mscale",
-                "mscale_all_dim"):  # fmt: skip
+    for key in (
+        "rope_type",
+        "type",
+        "factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+    ):
         rope.full.find(key)  # published beside alpha, and not used
     return None, "alpha"
 
@@ -145,7 +152,9 @@ HUNYUAN_V1_MOE = ArchSpec(
         ),
         moe.expert_size("intermediate_size"),
         hyper_rules.size(
-            "shared_ffn_size", "intermediate_size", "expert_shared_feed_forward_length",
+            "shared_ffn_size",
+            "intermediate_size",
+            "expert_shared_feed_forward_length",
             default=lambda hp: hp["ffn_size"],
         ),
         moe.all_layers(),
@@ -157,4 +166,4 @@ HUNYUAN_V1_MOE = ArchSpec(
     lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
     ignored=_IGNORED | {"moe_intermediate_size"},
     derived=ROPE_TENSORS,
-)  # fmt: skip
+)

@@ -67,70 +67,98 @@ def size(
 def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -> HyperRule:
     """Return the rule for the width of the residual stream."""
     return size(
-        "hidden_size", hf, "embedding_length",
+        "hidden_size",
+        hf,
+        "embedding_length",
         "hidden_size hidden_dim d_model n_embd model.hidden_size",
-        hf_default=hf_default, shape=axis("token_embd.weight", 1),
-    )  # fmt: skip
+        hf_default=hf_default,
+        shape=axis("token_embd.weight", 1),
+    )
 
 
 def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer") -> HyperRule:
     """Return the rule for the number of decoder blocks."""
     return size(
-        "n_layers", hf, "block_count",
+        "n_layers",
+        hf,
+        "block_count",
         "num_layers n_layers num_hidden_layers n_layer model.num_layers",
-        hf_default=hf_default, shape=_layers, high=MAX_LAYERS,
-    )  # fmt: skip
+        hf_default=hf_default,
+        shape=_layers,
+        high=MAX_LAYERS,
+    )
 
 
 def n_heads(hf_default: int | None = None, hf: str = "num_attention_heads n_head") -> HyperRule:
     """Return the rule for the query heads."""
     return size(
-        "n_heads", hf, "attention.head_count",
-        "num_heads n_heads num_attention_heads n_head model.num_heads", hf_default=hf_default,
-    )  # fmt: skip
+        "n_heads",
+        hf,
+        "attention.head_count",
+        "num_heads n_heads num_attention_heads n_head model.num_heads",
+        hf_default=hf_default,
+    )
 
 
 def n_kv_heads(hf_default: int | None = None, hf: str = "num_key_value_heads") -> HyperRule:
     """Return the rule for the key and value heads; absent: as many as query heads."""
     return size(
-        "n_kv_heads", hf, "attention.head_count_kv",
+        "n_kv_heads",
+        hf,
+        "attention.head_count_kv",
         "num_kv_heads n_kv_heads num_key_value_heads model.num_kv_heads",
-        default=lambda hp: hp["n_heads"], hf_default=hf_default,
-    )  # fmt: skip
+        default=lambda hp: hp["n_heads"],
+        hf_default=hf_default,
+    )
 
 
 def head_dim(hf_default: int | None = None, hf: str = "head_dim") -> HyperRule:
     """Return the rule for the elements of a head; absent: hidden_size / n_heads."""
     return size(
-        "head_dim", hf, "attention.key_length", "head_dim",
-        default=lambda hp: hp["hidden_size"] // hp["n_heads"], hf_default=hf_default,
-    )  # fmt: skip
+        "head_dim",
+        hf,
+        "attention.key_length",
+        "head_dim",
+        default=lambda hp: hp["hidden_size"] // hp["n_heads"],
+        hf_default=hf_default,
+    )
 
 
 def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule:
     """Return the rule for the inner width of the dense MLP."""
     return size(
-        "ffn_size", hf, "feed_forward_length",
+        "ffn_size",
+        hf,
+        "feed_forward_length",
         "intermediate_size ffn_dim intermediate_dim n_inner model.intermediate_size",
-        hf_default=hf_default, shape=axis("ffn_up.weight", 0),
-    )  # fmt: skip
+        hf_default=hf_default,
+        shape=axis("ffn_up.weight", 0),
+    )
 
 
 def vocab_size(hf_default: int | None = None) -> HyperRule:
     """Return the rule for the embedding's rows; the stored tensor's shape wins over the key."""
     return size(
-        "vocab_size", "vocab_size", "vocab_size", "vocab_size n_vocab model.vocab_size",
-        hf_default=hf_default, shape=axis("token_embd.weight", 0), shape_wins=True,
-    )  # fmt: skip
+        "vocab_size",
+        "vocab_size",
+        "vocab_size",
+        "vocab_size n_vocab model.vocab_size",
+        hf_default=hf_default,
+        shape=axis("token_embd.weight", 0),
+        shape_wins=True,
+    )
 
 
 def context_length(hf_default: int = 2048, hf: str = "max_position_embeddings") -> HyperRule:
     """Return the rule for the positions the model was made for."""
     return size(
-        "context_length", hf, "context_length",
+        "context_length",
+        hf,
+        "context_length",
         "max_position_embeddings max_seq_len context_length n_ctx model.max_position_embeddings",
-        default=hf_default, default_in={"gguf": MISSING},
-    )  # fmt: skip
+        default=hf_default,
+        default_in={"gguf": MISSING},
+    )
 
 
 def norm_eps(

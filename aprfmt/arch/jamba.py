@@ -57,8 +57,12 @@ JAMBA = names_only_spec(
             *norm("ssm_c_norm", "mamba.c_layernorm", ("ssm_state",), SSM),
             *norm("ffn_norm", "pre_ff_layernorm"),
             *gated_mlp(needs="!moe_layers", module="feed_forward"),
-            RoleRow("ffn_gate_inp.weight", "feed_forward.router.weight",
-                ("n_experts", "hidden_size"), "moe_layers"),
+            RoleRow(
+                "ffn_gate_inp.weight",
+                "feed_forward.router.weight",
+                ("n_experts", "hidden_size"),
+                "moe_layers",
+            ),
             *_ROWS,
             final="model.final_layernorm",
         ),
@@ -71,8 +75,13 @@ JAMBA = names_only_spec(
         *NO_ROPE,
         *moe.counts(16, 2),
         hyper_rules.size("moe_ffn_size", default=lambda hp: hp["ffn_size"]),
-        HyperRule("moe_layers", read={"hf": _sparse}, write={"hf": write_period(*_EXPERTS)},
-            default=hyper_rules.per_layer(True), shape=layers_with_role("ffn_gate_inp.weight")),
+        HyperRule(
+            "moe_layers",
+            read={"hf": _sparse},
+            write={"hf": write_period(*_EXPERTS)},
+            default=hyper_rules.per_layer(True),
+            shape=layers_with_role("ffn_gate_inp.weight"),
+        ),
         attention_layers(by_period(*_ATTENTION, (8, 4)), write_period(*_ATTENTION)),
         other_layers(),
         inner_width_rule("mamba_expand"),
@@ -80,4 +89,4 @@ JAMBA = names_only_spec(
         *state_rules("mamba_d_state", "mamba_d_conv", 16),
         *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
     ),
-)  # fmt: skip
+)

@@ -24,9 +24,12 @@ STATE_SPACE = ("mamba", "linear_attention")
 
 
 def attention_rows(
-    module: str = LAYER + "self_attn", *, permuted: bool = False,
-    bias: str | None = "attention_bias", out: str = "o_proj",
-) -> tuple[RoleRow, ...]:  # fmt: skip
+    module: str = LAYER + "self_attn",
+    *,
+    permuted: bool = False,
+    bias: str | None = "attention_bias",
+    out: str = "o_proj",
+) -> tuple[RoleRow, ...]:
     """Return the four projections of layers with attention; `bias` None: they have none."""
     q: tuple[LayoutStep, ...] = (RowsPermuted("n_heads"),) if permuted else ()
     k: tuple[LayoutStep, ...] = (RowsPermuted("n_kv_heads"),) if permuted else ()
@@ -34,9 +37,15 @@ def attention_rows(
         *linear("attn_q", f"{module}.q_proj", Q, "hidden_size", IN, bias=bias, gguf_steps=q),
         *linear("attn_k", f"{module}.k_proj", KV, "hidden_size", IN, bias=bias, gguf_steps=k),
         *linear("attn_v", f"{module}.v_proj", KV, "hidden_size", IN, bias=bias),
-        *linear("attn_output", f"{module}.{out}", "hidden_size", Q, IN,
-                bias=bias and "attention_out_bias"),
-    )  # fmt: skip
+        *linear(
+            "attn_output",
+            f"{module}.{out}",
+            "hidden_size",
+            Q,
+            IN,
+            bias=bias and "attention_out_bias",
+        ),
+    )
 
 
 def layers_with_role(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], PerLayer | None]:

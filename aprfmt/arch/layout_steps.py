@@ -91,8 +91,12 @@ class RowsPermuted:
         size = shape[0] // heads
         if shape[0] > MAX_MOVES:
             return None
-        rows = (head * size + 2 * i + j for head in range(heads)
-                for j in range(2) for i in range(size // 2))  # fmt: skip
+        rows = (
+            head * size + 2 * i + j
+            for head in range(heads)
+            for j in range(2)
+            for i in range(size // 2)
+        )
         return [[Move(0, at * row, row) for at in rows]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:

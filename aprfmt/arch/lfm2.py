@@ -72,7 +72,7 @@ def _rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
         *mlp,
         LAST,
         head,
-    )  # fmt: skip
+    )
 
 
 def _adjusted(facts: Facts, hp: Params) -> Found:
@@ -152,10 +152,14 @@ LFM2 = ArchSpec(
     hyper=hyper_rules.hyper_table(
         *_SHARED,
         replace(
-            hyper_rules.ffn_size(8192), read={"hf": _adjusted},
-            write={"hf": lambda value, hp: {
-                "intermediate_size": value, "block_auto_adjust_ff_dim": False,
-            }},
+            hyper_rules.ffn_size(8192),
+            read={"hf": _adjusted},
+            write={
+                "hf": lambda value, hp: {
+                    "intermediate_size": value,
+                    "block_auto_adjust_ff_dim": False,
+                }
+            },
         ),
     ),
     tensors=_TENSORS,
@@ -163,21 +167,29 @@ LFM2 = ArchSpec(
     block=_BLOCK,
     lost=_LOST,
     ignored=_IGNORED,
-)  # fmt: skip
+)
 
 _EXPERTS, _EXPERTS_HF = experts("feed_forward.experts", "w1", "w3", "w2")
 _MOE_TENSORS, _MOE_BINDINGS = make_tables(
     _rows(
         *_mlp("!moe_layers"),
-        RoleRow("ffn_gate_inp.weight", "feed_forward.gate.weight",
-            ("n_experts", "hidden_size"), "moe_layers"),
-        RoleRow("exp_probs_b.bias", "feed_forward.expert_bias", ("n_experts",),
-            "moe_layers & expert_bias"),
+        RoleRow(
+            "ffn_gate_inp.weight",
+            "feed_forward.gate.weight",
+            ("n_experts", "hidden_size"),
+            "moe_layers",
+        ),
+        RoleRow(
+            "exp_probs_b.bias",
+            "feed_forward.expert_bias",
+            ("n_experts",),
+            "moe_layers & expert_bias",
+        ),
         *_EXPERTS,
         head=replace(_HEAD, gguf=""),
     ),
     hf_first=_EXPERTS_HF,
-)  # fmt: skip
+)
 LFM2_MOE = ArchSpec(
     name="lfm2_moe",
     hyper=hyper_rules.hyper_table(
@@ -197,8 +209,12 @@ LFM2_MOE = ArchSpec(
     lost=(
         *_LOST,
         moe.norm_topk_loss(True),
-        Loss("gguf", "expert_bias", lambda hp: not hp["expert_bias"],
-            "llama.cpp asks for a bias of the choice of experts and refuses the file"),
+        Loss(
+            "gguf",
+            "expert_bias",
+            lambda hp: not hp["expert_bias"],
+            "llama.cpp asks for a bias of the choice of experts and refuses the file",
+        ),
     ),
     ignored=_IGNORED,
-)  # fmt: skip
+)

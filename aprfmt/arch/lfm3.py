@@ -57,9 +57,11 @@ def _of_kind(name: str, kind: str) -> HyperRule:
         return tuple(each == kind for each in kinds), key
 
     return HyperRule(
-        name, default=lambda hp: tuple(each == kind for each in _usual(hp)), read={"hf": read},
+        name,
+        default=lambda hp: tuple(each == kind for each in _usual(hp)),
+        read={"hf": read},
         write={"hf": lambda value, hp: {}},
-    )  # fmt: skip
+    )
 
 
 def _write_kinds(value: Value, hp: Params) -> Params:
@@ -136,9 +138,7 @@ LFM3 = ArchSpec(
         *_rope(),
         hyper_rules.size("conv_taps", "conv_L_cache", default=7),
         replace(_of_kind("conv_layers", _CONV), shape=layers_with_role("shortconv.conv.weight")),
-        HyperRule(
-            "sliding_window", {"hf": ("sliding_window",)}, "int", 256, read={"hf": _size},
-        ),
+        HyperRule("sliding_window", {"hf": ("sliding_window",)}, "int", 256, read={"hf": _size}),
         replace(_of_kind("window_layers", _WINDOW), write={"hf": _write_kinds}),
         other_layers("rope_layers", "conv_layers"),
         other_layers("attention_layers", "conv_layers"),
@@ -147,8 +147,11 @@ LFM3 = ArchSpec(
     tensors=_TENSORS,
     bindings={"hf": _BINDINGS["hf"]},
     block=BlockSpec(
-        placement="sandwich", qk_norm="head", recurrence="short_conv", rope_cast="result",
+        placement="sandwich",
+        qk_norm="head",
+        recurrence="short_conv",
+        rope_cast="result",
         attention_gate="sigmoid_head",
     ),
     lost=losses.common_losses(),
-)  # fmt: skip
+)

@@ -28,32 +28,42 @@ def common_losses(activation: str = "silu", *, partial: bool = False) -> tuple[L
     return (
         *(() if partial else (WHOLE_HEADS,)),
         Loss(
-            "gguf", "activation", lambda hp: hp["activation"] != activation,
+            "gguf",
+            "activation",
+            lambda hp: hp["activation"] != activation,
             f"GGUF has no key for it: llama.cpp computes {activation}",
         ),
         Loss(
-            "gguf", "rope_scaling", _scaling("dynamic"),
+            "gguf",
+            "rope_scaling",
+            _scaling("dynamic"),
             "GGUF has no key for dynamic scaling: llama.cpp rotates unscaled, so that its logits "
             "differ beyond the trained context length",
         ),
         Loss(
-            "gguf", "rope_scaling",
+            "gguf",
+            "rope_scaling",
             lambda hp: _scaling("yarn")(hp) and not hp["rope_scaling"]["truncate"],
             "GGUF has no key for yarn without truncation: llama.cpp rounds the bounds of the ramp "
             "to whole dimensions, so that the frequencies between them differ",
         ),
         Loss(
-            "gguf", "rope_scaling", _scaling("longrope"),
+            "gguf",
+            "rope_scaling",
+            _scaling("longrope"),
             "llama.cpp turns by the long factors once the context it is opened with is longer than "
             "the trained one, transformers once the text is: short texts differ in long contexts",
         ),
         Loss(
-            "gguf", "rope_scaling",
-            lambda hp: _scaling("yarn")(hp)
-            and hp["rope_scaling"]["mscale"] != hp["rope_scaling"]["mscale_all_dim"],
+            "gguf",
+            "rope_scaling",
+            lambda hp: (
+                _scaling("yarn")(hp)
+                and hp["rope_scaling"]["mscale"] != hp["rope_scaling"]["mscale_all_dim"]
+            ),
             "GGUF keeps yarn's mscale_all_dim only: llama.cpp takes mscale to be the same",
         ),
-    )  # fmt: skip
+    )
 
 
 ONE_BIAS_KEY = Loss(

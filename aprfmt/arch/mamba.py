@@ -33,10 +33,15 @@ _CHANNELS = "ssm_size+2*ssm_groups*ssm_state"
 def _convolution(module: str, channels: str, needs: str) -> Rows:
     both = " & ".join(filter(None, (needs, "conv_bias")))
     return (
-        RoleRow("ssm_conv1d.weight", f"{module}.conv1d.weight", (channels, "conv_taps"), needs,
-            (Depthwise(channels, "conv_taps"),)),
+        RoleRow(
+            "ssm_conv1d.weight",
+            f"{module}.conv1d.weight",
+            (channels, "conv_taps"),
+            needs,
+            (Depthwise(channels, "conv_taps"),),
+        ),
         RoleRow("ssm_conv1d.bias", f"{module}.conv1d.bias", (channels,), both),
-    )  # fmt: skip
+    )
 
 
 def mamba_mixer(module: str, needs: str = "") -> Rows:
@@ -46,11 +51,18 @@ def mamba_mixer(module: str, needs: str = "") -> Rows:
         *_convolution(module, "ssm_size", needs),
         *linear("ssm_x", f"{module}.x_proj", "ssm_rank+2*ssm_state", "ssm_size", needs),
         *linear("ssm_dt", f"{module}.dt_proj", "ssm_size", "ssm_rank", needs, bias=""),
-        RoleRow("ssm_a.weight", f"{module}.A_log", ("ssm_size", "ssm_state"), needs, (),
-            (NegativeExp(),), "ssm_a"),
+        RoleRow(
+            "ssm_a.weight",
+            f"{module}.A_log",
+            ("ssm_size", "ssm_state"),
+            needs,
+            (),
+            (NegativeExp(),),
+            "ssm_a",
+        ),
         RoleRow("ssm_d.weight", f"{module}.D", ("ssm_size",), needs, gguf="ssm_d"),
         *linear("ssm_out", f"{module}.out_proj", "hidden_size", "ssm_size", needs, bias="ssm_bias"),
-    )  # fmt: skip
+    )
 
 
 def mamba2_mixer(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Rows:
@@ -61,13 +73,26 @@ def mamba2_mixer(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Ro
         *linear("ssm_in", f"{module}.in_proj", into, "hidden_size", needs, bias="ssm_bias"),
         *_convolution(module, _CHANNELS, needs),
         RoleRow("ssm_dt.bias", f"{module}.dt_bias", ("ssm_heads",), needs),
-        RoleRow("ssm_a.weight", f"{module}.A_log", ("ssm_heads",), needs, (),
-            (*_ONE, NegativeExp()), "ssm_a"),
+        RoleRow(
+            "ssm_a.weight",
+            f"{module}.A_log",
+            ("ssm_heads",),
+            needs,
+            (),
+            (*_ONE, NegativeExp()),
+            "ssm_a",
+        ),
         RoleRow("ssm_d.weight", f"{module}.D", ("ssm_heads",), needs, (), _ONE, "ssm_d"),
-        RoleRow("ssm_norm.weight", f"{module}.norm.weight", ("ssm_size",), normed, (),
-            (Reshaped(("ssm_size",), ("ssm_groups", "ssm_group_size")),)),
+        RoleRow(
+            "ssm_norm.weight",
+            f"{module}.norm.weight",
+            ("ssm_size",),
+            normed,
+            (),
+            (Reshaped(("ssm_size",), ("ssm_groups", "ssm_group_size")),),
+        ),
         *linear("ssm_out", f"{module}.out_proj", "hidden_size", "ssm_size", needs, bias=out_bias),
-    )  # fmt: skip
+    )
 
 
 def inner_width_rule(expand: str = "expand", key: str = "", default: int = 2) -> HyperRule:
@@ -84,9 +109,13 @@ def inner_width_rule(expand: str = "expand", key: str = "", default: int = 2) ->
         return ({} if rest else {expand: times}) | ({key: value} if key else {})
 
     return HyperRule(
-        "ssm_size", {"gguf": ("{arch}.ssm.inner_size",)}, "size",
-        lambda hp: default * hp["hidden_size"], read={"hf": read}, write={"hf": write},
-    )  # fmt: skip
+        "ssm_size",
+        {"gguf": ("{arch}.ssm.inner_size",)},
+        "size",
+        lambda hp: default * hp["hidden_size"],
+        read={"hf": read},
+        write={"hf": write},
+    )
 
 
 def time_step_rank(hf: str) -> HyperRule:
@@ -100,9 +129,12 @@ def time_step_rank(hf: str) -> HyperRule:
         return None if found is None or found[0] == "auto" else found
 
     return HyperRule(
-        "ssm_rank", {"hf": (hf,), "gguf": ("{arch}.ssm.time_step_rank",)}, "size", sixteenth,
+        "ssm_rank",
+        {"hf": (hf,), "gguf": ("{arch}.ssm.time_step_rank",)},
+        "size",
+        sixteenth,
         read={"hf": read},
-    )  # fmt: skip
+    )
 
 
 def _group_size(hp: Params) -> int:
@@ -172,10 +204,14 @@ def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule
         # The greatest one is read before `write` is called: both stand in one key.
         HyperRule("ssm_step_low", {}, "float", 0.0, read={"hf": low}, write={"hf": write}),
         HyperRule(
-            "ssm_step_high", {}, "positive", None, read={"hf": high},
+            "ssm_step_high",
+            {},
+            "positive",
+            None,
+            read={"hf": high},
             write={"hf": lambda value, hp: {}},
         ),
-    )  # fmt: skip
+    )
 
 
 def _limits(facts: Facts, key: str) -> tuple[tuple[float, float], str] | None:
@@ -183,8 +219,9 @@ def _limits(facts: Facts, key: str) -> tuple[tuple[float, float], str] | None:
     found = facts.first(key)
     if found is None:
         return None
-    listed = [part.get("__float__") if isinstance(part, Mapping) else part
-              for part in sequence(*found, 2)]  # fmt: skip
+    listed = [
+        part.get("__float__") if isinstance(part, Mapping) else part for part in sequence(*found, 2)
+    ]
     low = number(listed[0], key)
     endless = listed[1] in ("Infinity", "inf", math.inf)
     high = math.inf if endless else number(listed[1], key)
@@ -299,18 +336,30 @@ _EPS = HyperRule(
     {"gguf": lambda hp: hp["norm_eps"]},
 )  # fmt: skip
 MAMBA = full_spec(
-    "mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(False)),
-    _block(recurrence="mamba"), ignored=_UNUSED | IGNORED, lost=LOST,
-)  # fmt: skip
+    "mamba",
+    _rows(mamba_mixer(_MIXER)),
+    _mamba(*_MAMBA_HYPER, _normed(False)),
+    _block(recurrence="mamba"),
+    ignored=_UNUSED | IGNORED,
+    lost=LOST,
+)
 FALCON_MAMBA = full_spec(
-    "falcon_mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True), _EPS),
-    _block(recurrence="mamba", ssm_norms="plain"), ignored=_UNUSED | IGNORED,
-    evidence=_is_falcon, lost=(
+    "falcon_mamba",
+    _rows(mamba_mixer(_MIXER)),
+    _mamba(*_MAMBA_HYPER, _normed(True), _EPS),
+    _block(recurrence="mamba", ssm_norms="plain"),
+    ignored=_UNUSED | IGNORED,
+    evidence=_is_falcon,
+    lost=(
         *LOST,
-        Loss("gguf", "ssm_inner_eps", lambda hp: hp["ssm_inner_eps"] != hp["norm_eps"],
-            "llama.cpp takes the other norms' epsilon for those of time step, B and C"),
+        Loss(
+            "gguf",
+            "ssm_inner_eps",
+            lambda hp: hp["ssm_inner_eps"] != hp["norm_eps"],
+            "llama.cpp takes the other norms' epsilon for those of time step, B and C",
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def _of_heads(value: Value, hp: Params) -> Params:

@@ -164,8 +164,9 @@ MIMO_V2 = names_only_spec(
             *_kv("attn_k", "self_attn.k_proj", "head_dim"),
             *_kv("attn_v", "self_attn.v_proj", "value_head_dim"),
             *linear("attn_output", "self_attn.o_proj", "hidden_size", "n_heads*value_head_dim"),
-            RoleRow("attn_sinks.weight", "self_attn.attention_sink_bias", ("n_heads",),
-                "sink_layers"),
+            RoleRow(
+                "attn_sinks.weight", "self_attn.attention_sink_bias", ("n_heads",), "sink_layers"
+            ),
             *norm("ffn_norm", "post_attention_layernorm"),
             *gated_mlp(needs="!moe_layers"),
             ROUTER,
@@ -180,22 +181,37 @@ MIMO_V2 = names_only_spec(
         draft_head.main_layers(),
         hyper_rules.n_heads(64),
         replace(
-            hyper_rules.n_kv_heads(), keys={"hf": ("swa_num_key_value_heads",)}, shape=None,
+            hyper_rules.n_kv_heads(),
+            keys={"hf": ("swa_num_key_value_heads",)},
+            shape=None,
             read={"hf": _kv_heads, "gguf": lambda facts, hp: _kv_heads_gguf(True, facts)},
             write={"gguf": _write_kv_heads},
         ),
         hyper_rules.head_dim(192),
-        hyper_rules.size("value_head_dim", "v_head_dim", "attention.value_length",
-            default=lambda hp: hp["head_dim"], hf_default=128),
+        hyper_rules.size(
+            "value_head_dim",
+            "v_head_dim",
+            "attention.value_length",
+            default=lambda hp: hp["head_dim"],
+            hf_default=128,
+        ),
         hyper_rules.context_length(131072),
         replace(_EPS, keys={**_EPS.keys, "hf": ("layernorm_epsilon", "rms_norm_eps")}),
-        *rope_rules(RopeDefaults(theta=5e6, theta_local=10000.0, local_key="swa_rope_theta",
-            partial=0.334, nested=True)),
+        *rope_rules(
+            RopeDefaults(
+                theta=5e6,
+                theta_local=10000.0,
+                local_key="swa_rope_theta",
+                partial=0.334,
+                nested=True,
+            )
+        ),
         *_windows(),
         *moe.counts(256, 8, EXPERTS_HF),
         moe.expert_size(hf_default=2048),
         HyperRule(
-            "moe_layers", default=lambda hp: tuple(i > 0 for i in range(hp["n_layers"])),
+            "moe_layers",
+            default=lambda hp: tuple(i > 0 for i in range(hp["n_layers"])),
             read={"hf": _sparse, "gguf": _sparse_gguf},
             write={"hf": lambda value, hp: {"moe_layer_freq": [int(on) for on in value]}},
         ),
@@ -204,14 +220,26 @@ MIMO_V2 = names_only_spec(
         groups("n_expert_groups", "n_group", "expert_group_count", 1),
         groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
         moe.router("sigmoid_bias"),
-        HyperRule("global_kv_heads", {"hf": ("num_key_value_heads",)}, "size", 4,
+        HyperRule(
+            "global_kv_heads",
+            {"hf": ("num_key_value_heads",)},
+            "size",
+            4,
             read={"gguf": lambda facts, hp: _kv_heads_gguf(False, facts)},
-            write={"gguf": lambda value, hp: {}}),
-        HyperRule("value_scale",
+            write={"gguf": lambda value, hp: {}},
+        ),
+        HyperRule(
+            "value_scale",
             {"hf": ("attention_value_scale",), "gguf": ("{arch}.attention.value_scale",)},
-            "float", None),
-        HyperRule("sink_layers", default=lambda hp: hp[_LOCAL],
-            read={"hf": _sinks}, write={"hf": _write_sinks}),
+            "float",
+            None,
+        ),
+        HyperRule(
+            "sink_layers",
+            default=lambda hp: hp[_LOCAL],
+            read={"hf": _sinks},
+            write={"hf": _write_sinks},
+        ),
     ),
     ignored=frozenset(
         """num_nextn_predict_layers swa_num_attention_heads swa_head_dim swa_v_head_dim
@@ -222,17 +250,21 @@ MIMO_V2 = names_only_spec(
         "gguf": replace(
             draft_head.NEXTN["gguf"],
             own={
-                **_head("blk.{N}.", (draft_head.EMBED_NORM, draft_head.HIDDEN_NORM,
-                    draft_head.JOIN), "layer_output_norm"),
+                **_head(
+                    "blk.{N}.",
+                    (draft_head.EMBED_NORM, draft_head.HIDDEN_NORM, draft_head.JOIN),
+                    "layer_output_norm",
+                ),
                 **draft_head.NEXTN["gguf"].own,
             },
         ),
         "hf": DraftNames(
             _V2,
-            _head(_V2, ("enorm", "hnorm", "eh_proj"), "final_layernorm",
-                ffn_norm="pre_mlp_layernorm"),
+            _head(
+                _V2, ("enorm", "hnorm", "eh_proj"), "final_layernorm", ffn_norm="pre_mlp_layernorm"
+            ),
             _COUNTS,
         ),
     },
     draft_layer={"window_layers": True, "moe_layers": False, "sink_layers": True},
-)  # fmt: skip
+)

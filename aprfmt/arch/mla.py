@@ -60,9 +60,13 @@ def mla_lengths(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, HyperRul
 def q_lora_rank(hf_default: int = 1536) -> HyperRule:
     """Return the rule for the rank of the compressed query; null: it is not compressed."""
     return hyper_rules.size(
-        "q_lora_rank", "q_lora_rank", "attention.q_lora_rank", default=None,
-        hf_default=hf_default, null_in=("hf",),
-    )  # fmt: skip
+        "q_lora_rank",
+        "q_lora_rank",
+        "attention.q_lora_rank",
+        default=None,
+        hf_default=hf_default,
+        null_in=("hf",),
+    )
 
 
 def _write_lengths(value: Value, hp: Params) -> Params:
@@ -156,16 +160,19 @@ def listed_experts(dense: int, *, counted: bool) -> HyperRule:
             f"{found[1]} is {found[0]}, but the layers are listed, or fixed: {there} are believed"
         )
 
-    return replace(first, read={**first.read, "hf": read}, write={**first.write, "hf": write},
-        check=check)  # fmt: skip
+    return replace(
+        first, read={**first.read, "hf": read}, write={**first.write, "hf": write}, check=check
+    )
 
 
 LISTED_EXPERTS_LOSS = Loss(
-    "gguf", "moe_layers",
-    lambda hp: any(hp["moe_layers"][:i].count(True) for i, on in enumerate(hp["moe_layers"])
-                   if not on),
+    "gguf",
+    "moe_layers",
+    lambda hp: any(
+        hp["moe_layers"][:i].count(True) for i, on in enumerate(hp["moe_layers"]) if not on
+    ),
     "GGUF has the number of dense layers at the beginning only",
-)  # fmt: skip
+)
 
 
 def _scale(hp: Params) -> float:
@@ -210,14 +217,15 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
             },
         ),
         *mla_lengths(),
-        HyperRule(
-            "lora_norm_eps", default=1e-6, default_in={"gguf": lambda hp: hp["norm_eps"]}
-        ),
+        HyperRule("lora_norm_eps", default=1e-6, default_in={"gguf": lambda hp: hp["norm_eps"]}),
         hyper_rules.flag(
             "attention_bias", False, "attention_bias", present=("attn_kv_a_mqa.bias",)
         ),
         hyper_rules.flag(
-            "attention_out_bias", False, "attention_bias", present=("attn_output.bias",),
+            "attention_out_bias",
+            False,
+            "attention_bias",
+            present=("attn_output.bias",),
             written=False,
         ),
         *rope_rules(RopeDefaults()),
@@ -241,4 +249,4 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
         moe.expert_size(),
         shared_experts("n_shared_experts"),
         *overrides,
-    )  # fmt: skip
+    )

@@ -33,9 +33,13 @@ def counts(
 def expert_size(hf: str = "moe_intermediate_size", hf_default: Any = None) -> HyperRule:
     """Return the rule for the inner width of an expert; without a key a GGUF means ffn_size."""
     return size(
-        "moe_ffn_size", hf, "expert_feed_forward_length", "moe_intermediate_size",
-        default=lambda hp: hp["ffn_size"], hf_default=hf_default,
-    )  # fmt: skip
+        "moe_ffn_size",
+        hf,
+        "expert_feed_forward_length",
+        "moe_intermediate_size",
+        default=lambda hp: hp["ffn_size"],
+        hf_default=hf_default,
+    )
 
 
 def all_layers() -> HyperRule:

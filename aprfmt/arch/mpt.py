@@ -79,10 +79,14 @@ def _others(value: Value, facts: Facts, hp: Params) -> str:
         _touch(found[0])
     unlike = [
         f"{found[1]} is {found[0]}"
-        for key, usual in (("alibi", True), ("alibi_bias_max", 8), ("qk_ln", False),
-                           ("prefix_lm", False))
+        for key, usual in (
+            ("alibi", True),
+            ("alibi_bias_max", 8),
+            ("qk_ln", False),
+            ("prefix_lm", False),
+        )
         if (found := _inner(facts, key)) is not None and found[0] != usual
-    ]  # fmt: skip
+    ]
     return f"{', '.join(unlike)}; transformers ignores that: ignored" if unlike else ""
 
 
@@ -101,11 +105,21 @@ MPT = ArchSpec(
         HyperRule("activation", default="gelu"),
         hyper_rules.tied_embeddings(True),
         *NO_ROPE,
-        HyperRule("alibi_max_bias", {"gguf": ("{arch}.attention.max_alibi_bias",)}, "positive",
-            _USUAL, check=_others),
-        HyperRule("qkv_clip", {"gguf": ("{arch}.attention.clamp_kqv",)}, "positive", None,
+        HyperRule(
+            "alibi_max_bias",
+            {"gguf": ("{arch}.attention.max_alibi_bias",)},
+            "positive",
+            _USUAL,
+            check=_others,
+        ),
+        HyperRule(
+            "qkv_clip",
+            {"gguf": ("{arch}.attention.clamp_kqv",)},
+            "positive",
+            None,
             read={"hf": _read_clip, "gguf": _clamp},
-            write={"hf": _write_config}),
+            write={"hf": _write_config},
+        ),
         hyper_rules.attn_scale(read={"hf": _read_scale}, write={"hf": lambda value, hp: {}}),
     ),
     tensors=_TENSORS,
@@ -113,14 +127,22 @@ MPT = ArchSpec(
     block=BlockSpec(norm="layer", position="none", score_bias="alibi", mlp="plain"),
     lost=(
         *losses.common_losses("gelu", partial=True),
-        Loss("hf", "alibi_max_bias", lambda hp: hp["alibi_max_bias"] != _USUAL,
-            "transformers takes 8 whatever config.json says"),
-        Loss("gguf", "attn_scale", lambda hp: hp["attn_scale"] != hyper_rules.plain_scale(hp),
-            "llama.cpp divides mpt's scores by sqrt(head_dim)"),
+        Loss(
+            "hf",
+            "alibi_max_bias",
+            lambda hp: hp["alibi_max_bias"] != _USUAL,
+            "transformers takes 8 whatever config.json says",
+        ),
+        Loss(
+            "gguf",
+            "attn_scale",
+            lambda hp: hp["attn_scale"] != hyper_rules.plain_scale(hp),
+            "llama.cpp divides mpt's scores by sqrt(head_dim)",
+        ),
     ),
     ignored=frozenset(
         """emb_pdrop resid_pdrop expansion_ratio init_device learned_pos_emb logit_scale no_bias
         norm_type embedding_fraction verbose tokenizer_name init_config fc_type ffn_config
         use_pad_tok_in_ffn""".split()
     ),
-)  # fmt: skip
+)

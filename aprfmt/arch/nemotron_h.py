@@ -120,10 +120,12 @@ def _wide(facts: Facts, hp: Params) -> Found:
 def _by_width(name: str, kind: str) -> HyperRule:
     """Return the rule for the layers of one kind that a GGUF knows by their widths."""
     return HyperRule(
-        name, {"gguf": (_WIDTHS,)}, read={"hf": _of(kind), "gguf": _wide},
+        name,
+        {"gguf": (_WIDTHS,)},
+        read={"hf": _of(kind), "gguf": _wide},
         write={"hf": lambda value, hp: {}, "gguf": lambda value, hp: {}},
         default=hyper_rules.per_layer(False),
-    )  # fmt: skip
+    )
 
 
 def _remaining(hp: Params) -> tuple[bool, ...]:
@@ -162,9 +164,12 @@ def _inner() -> HyperRule:
         return {"mamba_head_dim": value // hp["ssm_heads"]}
 
     return HyperRule(
-        "ssm_size", {"gguf": ("{arch}.ssm.inner_size",)}, "size",
-        read={"hf": read}, write={"hf": write},
-    )  # fmt: skip
+        "ssm_size",
+        {"gguf": ("{arch}.ssm.inner_size",)},
+        "size",
+        read={"hf": read},
+        write={"hf": write},
+    )
 
 
 # llama.cpp asks for the epsilon of LayerNorms, and uses that of RMSNorms.
@@ -232,13 +237,17 @@ def _plain(role: str, hf: str, size: str, needs: str) -> Rows:
 
 
 _CALLED = "nemotron_h", "NemotronHForCausalLM"
-_IGNORED = (IGNORED | _SECOND | frozenset(
-    """residual_in_fp32 attention_bias expand mamba_expand time_step_limit mamba_dt_limit
+_IGNORED = (
+    IGNORED
+    | _SECOND
+    | frozenset(
+        """residual_in_fp32 attention_bias expand mamba_expand time_step_limit mamba_dt_limit
     mamba_dt_max mamba_dt_init_floor mamba_proj_bias mamba_ssm_cache_dtype num_logits_to_keep
     sliding_window
     moe_shared_expert_overlap n_shared_experts hidden_dropout attention_dropout
     num_nextn_predict_layers mtp_layers_block_type mtp_hybrid_override_pattern""".split()
-)) - {"time_step_min"}  # fmt: skip
+    )
+) - {"time_step_min"}
 _OF_EXPERTS = frozenset(
     """n_routed_experts num_experts_per_tok moe_intermediate_size moe_latent_size n_group
     moe_shared_expert_intermediate_size norm_topk_prob routed_scaling_factor topk_group""".split()
@@ -278,14 +287,34 @@ _LATENT = "moe_layers & latent_size"
 NEMOTRON_H_MOE = full_spec(
     "nemotron_h_moe",
     _made(
-        RoleRow("ffn_gate_inp.weight", _MIXER + ".gate.weight", ("n_experts", "hidden_size"),
-            "moe_layers"),
-        RoleRow("exp_probs_b.bias", _MIXER + ".gate.e_score_correction_bias", ("n_experts",),
-            "moe_layers"),
-        *linear("ffn_latent_down", _MIXER + ".fc1_latent_proj", "latent_size", "hidden_size",
-            _LATENT, bias="mlp_bias"),
-        *linear("ffn_latent_up", _MIXER + ".fc2_latent_proj", "hidden_size", "latent_size",
-            _LATENT, bias="mlp_bias"),
+        RoleRow(
+            "ffn_gate_inp.weight",
+            _MIXER + ".gate.weight",
+            ("n_experts", "hidden_size"),
+            "moe_layers",
+        ),
+        RoleRow(
+            "exp_probs_b.bias",
+            _MIXER + ".gate.e_score_correction_bias",
+            ("n_experts",),
+            "moe_layers",
+        ),
+        *linear(
+            "ffn_latent_down",
+            _MIXER + ".fc1_latent_proj",
+            "latent_size",
+            "hidden_size",
+            _LATENT,
+            bias="mlp_bias",
+        ),
+        *linear(
+            "ffn_latent_up",
+            _MIXER + ".fc2_latent_proj",
+            "hidden_size",
+            "latent_size",
+            _LATENT,
+            bias="mlp_bias",
+        ),
         *(row for row, *_ in _EXPERTS),
         *_plain("_shexp", _MIXER + ".shared_experts", "shared_ffn_size", "moe_layers"),
         hf_first=tuple(binding for _, *each in _EXPERTS for binding in each),
@@ -295,8 +324,12 @@ NEMOTRON_H_MOE = full_spec(
         _by_width("moe_layers", "moe"),
         _width(moe.expert_size(hf_default=7688), "moe_layers"),
         HyperRule("ffn_size", {"hf": ("intermediate_size",)}, "size", 21504),
-        hyper_rules.size("shared_ffn_size", "moe_shared_expert_intermediate_size",
-            "expert_shared_feed_forward_length", hf_default=7688),
+        hyper_rules.size(
+            "shared_ffn_size",
+            "moe_shared_expert_intermediate_size",
+            "expert_shared_feed_forward_length",
+            hf_default=7688,
+        ),
         *moe.counts(8, 2, "n_routed_experts num_experts"),
         moe.norm_topk(True),
         routed_scale(1.0),
@@ -307,5 +340,7 @@ NEMOTRON_H_MOE = full_spec(
         sigmoid_router(),
     ),
     replace(_BLOCK, shared_expert="plain", router_cast="none"),
-    evidence=_has_experts, ignored=_IGNORED, lost=LOST,
-)  # fmt: skip
+    evidence=_has_experts,
+    ignored=_IGNORED,
+    lost=LOST,
+)

@@ -47,11 +47,13 @@ BITNET = names_only_spec(
     ),
     lost=(
         Loss(
-            "gguf", "activation", lambda hp: hp["activation"] != "silu",
+            "gguf",
+            "activation",
+            lambda hp: hp["activation"] != "silu",
             "the converter writes no key for it: llama.cpp computes silu",
         ),
     ),
-)  # fmt: skip
+)
 
 EUROBERT = names_only_spec(
     "eurobert",

@@ -53,17 +53,21 @@ def _old(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 GPT_NEO = names_only_spec(
     "gpt_neo",
-    make_tables(with_model_rows(
-        POSITIONS,
-        *norm("attn_norm", _H + "ln_1", bias=True),
-        *linear("attn_q", _H + "attn.attention.q_proj", Q, "hidden_size"),
-        *linear("attn_k", _H + "attn.attention.k_proj", KV, "hidden_size"),
-        *linear("attn_v", _H + "attn.attention.v_proj", KV, "hidden_size"),
-        *linear("attn_output", _H + "attn.attention.out_proj", "hidden_size", Q, bias=""),
-        *norm("ffn_norm", _H + "ln_2", bias=True),
-        *_plain(_H + "mlp.c_fc", _H + "mlp.c_proj"),
-        embed="transformer.wte", final="transformer.ln_f", norm_bias=True,
-    )),
+    make_tables(
+        with_model_rows(
+            POSITIONS,
+            *norm("attn_norm", _H + "ln_1", bias=True),
+            *linear("attn_q", _H + "attn.attention.q_proj", Q, "hidden_size"),
+            *linear("attn_k", _H + "attn.attention.k_proj", KV, "hidden_size"),
+            *linear("attn_v", _H + "attn.attention.v_proj", KV, "hidden_size"),
+            *linear("attn_output", _H + "attn.attention.out_proj", "hidden_size", Q, bias=""),
+            *norm("ffn_norm", _H + "ln_2", bias=True),
+            *_plain(_H + "mlp.c_fc", _H + "mlp.c_proj"),
+            embed="transformer.wte",
+            final="transformer.ln_f",
+            norm_bias=True,
+        )
+    ),
     _old(
         hyper_rules.n_layers(None, "num_layers num_hidden_layers"),
         hyper_rules.n_heads(None, "num_heads num_attention_heads"),
@@ -71,7 +75,7 @@ GPT_NEO = names_only_spec(
         hyper_rules.context_length(2048),
         hyper_rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
     ),
-)  # fmt: skip
+)
 
 OLMO = names_only_spec(
     "olmo",
@@ -130,18 +134,26 @@ XGLM = names_only_spec(
 )
 BIOGPT = names_only_spec(
     "biogpt",
-    make_tables(_fairseq(
-        "biogpt.layers.{L}.",
-        RoleRow("position_embd.weight", "biogpt.embed_positions.weight",
-            ("context_length+2", "hidden_size"), layered=False),
-        embed="biogpt.embed_tokens", final="biogpt.layer_norm", norm_bias=True,
-        head="output_projection",
-    )),
+    make_tables(
+        _fairseq(
+            "biogpt.layers.{L}.",
+            RoleRow(
+                "position_embd.weight",
+                "biogpt.embed_positions.weight",
+                ("context_length+2", "hidden_size"),
+                layered=False,
+            ),
+            embed="biogpt.embed_tokens",
+            final="biogpt.layer_norm",
+            norm_bias=True,
+            head="output_projection",
+        )
+    ),
     _old(
         hyper_rules.context_length(1024),
         hyper_rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon"),
     ),
-)  # fmt: skip
+)
 
 _L = "model.layers.{L}."
 PERSIMMON = names_only_spec(
@@ -173,14 +185,21 @@ PERSIMMON = names_only_spec(
 
 CODEGEN = names_only_spec(
     "codegen",
-    make_tables(with_model_rows(
-        *norm("attn_norm", _H + "ln_1", bias=True),
-        # q, v and k of each of four parts of the heads: kept as they are stored.
-        RoleRow("attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")),
-        *linear("attn_output", _H + "attn.out_proj", "hidden_size", Q),
-        *_plain(_H + "mlp.fc_in", _H + "mlp.fc_out"),
-        embed="transformer.wte", final="transformer.ln_f", norm_bias=True, head_bias=True,
-    )),
+    make_tables(
+        with_model_rows(
+            *norm("attn_norm", _H + "ln_1", bias=True),
+            # q, v and k of each of four parts of the heads: kept as they are stored.
+            RoleRow(
+                "attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")
+            ),
+            *linear("attn_output", _H + "attn.out_proj", "hidden_size", Q),
+            *_plain(_H + "mlp.fc_in", _H + "mlp.fc_out"),
+            embed="transformer.wte",
+            final="transformer.ln_f",
+            norm_bias=True,
+            head_bias=True,
+        )
+    ),
     _old(
         hyper_rules.hidden_size(4096, "n_embd hidden_size"),
         hyper_rules.n_layers(28, "n_layer num_hidden_layers"),
@@ -191,4 +210,4 @@ CODEGEN = names_only_spec(
         hyper_rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
         hyper_rules.tied_embeddings(),
     ),
-)  # fmt: skip
+)

@@ -45,9 +45,17 @@ OLMOE = ArchSpec(
         *losses.common_losses(),
         losses.ONE_BIAS_KEY,
         moe.norm_topk_loss(False),
-        Loss("gguf", "attention_bias", lambda hp: hp["attention_bias"],
-            "llama.cpp has no attention biases here and refuses the file"),
-        Loss("gguf", "qkv_clip", lambda hp: hp["qkv_clip"] is not None,
-            "llama.cpp clips no q, k and v of olmoe"),
+        Loss(
+            "gguf",
+            "attention_bias",
+            lambda hp: hp["attention_bias"],
+            "llama.cpp has no attention biases here and refuses the file",
+        ),
+        Loss(
+            "gguf",
+            "qkv_clip",
+            lambda hp: hp["qkv_clip"] is not None,
+            "llama.cpp clips no q, k and v of olmoe",
+        ),
     ),
-)  # fmt: skip
+)

@@ -24,26 +24,33 @@ _NARROW = ("vocab_size", "embedding_width")
 def _layer(before: str, behind: str) -> tuple[RoleRow, ...]:
     """Return the rows of positions and of a layer; the norms' roles say where they stand."""
     return (
-        RoleRow("position_embd.weight", "model.decoder.embed_positions.weight",
-            ("context_length+2", "hidden_size"), layered=False),
+        RoleRow(
+            "position_embd.weight",
+            "model.decoder.embed_positions.weight",
+            ("context_length+2", "hidden_size"),
+            layered=False,
+        ),
         *norm(before, _O + "self_attn_layer_norm", bias=True),
         *linear("attn_q", _O + "self_attn.q_proj", Q, "hidden_size", bias=_BIAS),
         *linear("attn_k", _O + "self_attn.k_proj", KV, "hidden_size", bias=_BIAS),
         *linear("attn_v", _O + "self_attn.v_proj", KV, "hidden_size", bias=_BIAS),
-        *linear("attn_output", _O + "self_attn.out_proj", "hidden_size", Q,
-            bias="attention_out_bias"),
+        *linear(
+            "attn_output", _O + "self_attn.out_proj", "hidden_size", Q, bias="attention_out_bias"
+        ),
         *norm(behind, _O + "final_layer_norm", bias=True),
         *linear("ffn_up", _O + "fc1", "ffn_size", "hidden_size", bias="mlp_bias"),
         *linear("ffn_down", _O + "fc2", "hidden_size", "ffn_size", bias="mlp_bias"),
-    )  # fmt: skip
+    )
 
 
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
-        *_layer("attn_norm", "ffn_norm"), embed="model.decoder.embed_tokens",
-        final="model.decoder.final_layer_norm", norm_bias=True,
+        *_layer("attn_norm", "ffn_norm"),
+        embed="model.decoder.embed_tokens",
+        final="model.decoder.final_layer_norm",
+        norm_bias=True,
     )
-)  # fmt: skip
+)
 _SMALL = make_tables(
     (
         RoleRow("token_embd.weight", "model.decoder.embed_tokens.weight", _NARROW, layered=False),
@@ -131,15 +138,23 @@ OPT_350M = ArchSpec(
     name="opt_350m",
     hyper=_hyper(
         _small,
-        HyperRule("embedding_width", {"hf": ("word_embed_proj_dim",)}, "size",
-            shape=hyper_rules.axis("token_embd.weight", 1), shape_wins=True,
-            write={"hf": lambda value, hp: {
-                "word_embed_proj_dim": value, "do_layer_norm_before": False,
-            }}),
+        HyperRule(
+            "embedding_width",
+            {"hf": ("word_embed_proj_dim",)},
+            "size",
+            shape=hyper_rules.axis("token_embd.weight", 1),
+            shape_wins=True,
+            write={
+                "hf": lambda value, hp: {
+                    "word_embed_proj_dim": value,
+                    "do_layer_norm_before": False,
+                }
+            },
+        ),
     ),
     tensors=_SMALL[0],
     bindings={"hf": _SMALL[1]["hf"]},
     block=BlockSpec(norm="layer", placement="after", position="learned", mlp="plain"),
     ignored=_IGNORED,
     evidence=_has_projections,
-)  # fmt: skip
+)

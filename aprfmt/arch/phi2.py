@@ -21,11 +21,16 @@ from aprfmt.arch.tensor_rows import (
 
 # LayerNorms of each query and key head, one weight for all heads. GGUF has no names for them.
 _QK_NORMS = tuple(
-    RoleRow(f"attn_{x}_norm.{part}", f"self_attn.{x}_layernorm.{part}", ("head_dim",), "qk_norm",
-        gguf="")
+    RoleRow(
+        f"attn_{x}_norm.{part}",
+        f"self_attn.{x}_layernorm.{part}",
+        ("head_dim",),
+        "qk_norm",
+        gguf="",
+    )
     for x in "qk"
     for part in ("weight", "bias")
-)  # fmt: skip
+)
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
         *norm("attn_norm", "input_layernorm", bias=True),

@@ -105,13 +105,25 @@ PHIMOE = ArchSpec(
         *losses.common_losses(),
         losses.ONE_BIAS_KEY,
         IGNORED_WINDOW,
-        Loss("gguf", "head_bias", lambda hp: not hp["head_bias"],
-            "llama.cpp asks for a bias of the head and refuses the file"),
-        Loss("gguf", "attention_out_bias", lambda hp: not hp["attention_out_bias"],
-            "llama.cpp asks for a bias of attention's output and refuses the file"),
-        Loss("gguf", "router", lambda hp: True,
-            "llama.cpp weighs the experts by a softmax over the chosen ones"),
+        Loss(
+            "gguf",
+            "head_bias",
+            lambda hp: not hp["head_bias"],
+            "llama.cpp asks for a bias of the head and refuses the file",
+        ),
+        Loss(
+            "gguf",
+            "attention_out_bias",
+            lambda hp: not hp["attention_out_bias"],
+            "llama.cpp asks for a bias of attention's output and refuses the file",
+        ),
+        Loss(
+            "gguf",
+            "router",
+            lambda hp: True,
+            "llama.cpp weighs the experts by a softmax over the chosen ones",
+        ),
     ),
     ignored=frozenset({"input_jitter_noise"}),
     derived=ROPE_TENSORS,
-)  # fmt: skip
+)

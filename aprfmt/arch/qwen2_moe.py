@@ -102,8 +102,10 @@ QWEN2_MOE = ArchSpec(
         *moe.counts(60, 4),
         moe.expert_size(hf_default=1408),
         hyper_rules.size(
-            "shared_ffn_size", "shared_expert_intermediate_size",
-            "expert_shared_feed_forward_length", default=lambda hp: hp["ffn_size"],
+            "shared_ffn_size",
+            "shared_expert_intermediate_size",
+            "expert_shared_feed_forward_length",
+            default=lambda hp: hp["ffn_size"],
             hf_default=5632,
         ),
         moe.sparse_layers(),
@@ -113,4 +115,4 @@ QWEN2_MOE = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(shared_expert="gated"),
     lost=(*losses.common_losses(), IGNORED_WINDOW, DENSE_LOSS, moe.norm_topk_loss(False)),
-)  # fmt: skip
+)

@@ -43,9 +43,12 @@ def _joined(qkvz: str, ba: str) -> tuple[Binding, Binding]:
 def shared_size() -> HyperRule:
     """Return the rule for the inner width of the expert every token takes."""
     return hyper_rules.size(
-        "shared_ffn_size", "shared_expert_intermediate_size", "expert_shared_feed_forward_length",
-        default=lambda hp: hp["moe_ffn_size"], hf_default=512,
-    )  # fmt: skip
+        "shared_ffn_size",
+        "shared_expert_intermediate_size",
+        "expert_shared_feed_forward_length",
+        default=lambda hp: hp["moe_ffn_size"],
+        hf_default=512,
+    )
 
 
 _FIRST, _SECOND = delta_net.norms()

@@ -194,10 +194,17 @@ def _fused(stored: str) -> tuple[Binding, ...]:
 
 
 _PATCH = replace(
-    _once("v.patch_embd.weight", "patch_embed.proj.weight", _WIDE, "image_channels", "patch_frames",
-          "patch_size", "patch_size"),
+    _once(
+        "v.patch_embd.weight",
+        "patch_embed.proj.weight",
+        _WIDE,
+        "image_channels",
+        "patch_frames",
+        "patch_size",
+        "patch_size",
+    ),
     gguf="",
-)  # fmt: skip
+)
 _FRAMES = Binding(
     ("v.patch_embd.weight", "v.patch_embd.weight.1"),
     ("v.patch_embd.weight",),
@@ -227,9 +234,12 @@ def _tower(
     return names_only_spec(
         name,
         make_tables((_PATCH, *rows), hf_first=(*fused, *hf), gguf_first=(_FRAMES, *gguf)),
-        hyper, evidence=projector_model(PROJECTORS[name]), section=_SECTION,
-        ignored=UNUSED | _BESIDE, **more,
-    )  # fmt: skip
+        hyper,
+        evidence=projector_model(PROJECTORS[name]),
+        section=_SECTION,
+        ignored=UNUSED | _BESIDE,
+        **more,
+    )
 
 
 def _ffn_of_ratio() -> HyperRule:

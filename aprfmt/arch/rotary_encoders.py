@@ -57,13 +57,26 @@ def _in_memory(
 
 def _usual(value: Value, facts: Facts, hp: Params) -> str:
     """Raise ArchError for blocks of nomic's own code that no rule describes."""
-    must_be(facts, {
-        "prenorm": False, "parallel_block": False, "use_rms_norm": False, "causal": False,
-        "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False,
-        "rotary_emb_fraction": 1, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
-        "rotary_scaling_factor": None, "num_experts": 0, "moe_every_n_layers": 0,
-        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
-    })  # fmt: skip
+    must_be(
+        facts,
+        {
+            "prenorm": False,
+            "parallel_block": False,
+            "use_rms_norm": False,
+            "causal": False,
+            "qkv_proj_bias": False,
+            "mlp_fc1_bias": False,
+            "mlp_fc2_bias": False,
+            "rotary_emb_fraction": 1,
+            "rotary_emb_interleaved": False,
+            "rotary_emb_scale_base": None,
+            "rotary_scaling_factor": None,
+            "num_experts": 0,
+            "moe_every_n_layers": 0,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+        },
+    )
     return ""
 
 

@@ -24,23 +24,28 @@ def _vectors(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
 
 RWKV = names_only_spec(
     "rwkv",
-    make_tables(with_model_rows(
-        *norm("token_embd_norm", "rwkv.blocks.0.pre_ln", bias=True, layered=False),
-        *norm("attn_norm", f"{_LAYER}.ln1", bias=True),
-        RoleRow("time_mix_decay.weight", f"{_TIME}.time_decay", (_WIDE,)),
-        RoleRow("time_mix_first.weight", f"{_TIME}.time_first", (_WIDE,)),
-        *_vectors("time_mix", _TIME, "key", "value", "receptance"),
-        *linear("time_mix_k", f"{_TIME}.key", _WIDE, "hidden_size"),
-        *linear("time_mix_v", f"{_TIME}.value", _WIDE, "hidden_size"),
-        *linear("time_mix_r", f"{_TIME}.receptance", _WIDE, "hidden_size"),
-        *linear("time_mix_output", f"{_TIME}.output", "hidden_size", _WIDE),
-        *norm("ffn_norm", f"{_LAYER}.ln2", bias=True),
-        *_vectors("channel_mix", _CHANNEL, "key", "receptance"),
-        *linear("channel_mix_k", f"{_CHANNEL}.key", "ffn_size", "hidden_size"),
-        *linear("channel_mix_r", f"{_CHANNEL}.receptance", "hidden_size", "hidden_size"),
-        *linear("channel_mix_v", f"{_CHANNEL}.value", "hidden_size", "ffn_size"),
-        embed="rwkv.embeddings", final="rwkv.ln_out", head="head", norm_bias=True,
-    )),
+    make_tables(
+        with_model_rows(
+            *norm("token_embd_norm", "rwkv.blocks.0.pre_ln", bias=True, layered=False),
+            *norm("attn_norm", f"{_LAYER}.ln1", bias=True),
+            RoleRow("time_mix_decay.weight", f"{_TIME}.time_decay", (_WIDE,)),
+            RoleRow("time_mix_first.weight", f"{_TIME}.time_first", (_WIDE,)),
+            *_vectors("time_mix", _TIME, "key", "value", "receptance"),
+            *linear("time_mix_k", f"{_TIME}.key", _WIDE, "hidden_size"),
+            *linear("time_mix_v", f"{_TIME}.value", _WIDE, "hidden_size"),
+            *linear("time_mix_r", f"{_TIME}.receptance", _WIDE, "hidden_size"),
+            *linear("time_mix_output", f"{_TIME}.output", "hidden_size", _WIDE),
+            *norm("ffn_norm", f"{_LAYER}.ln2", bias=True),
+            *_vectors("channel_mix", _CHANNEL, "key", "receptance"),
+            *linear("channel_mix_k", f"{_CHANNEL}.key", "ffn_size", "hidden_size"),
+            *linear("channel_mix_r", f"{_CHANNEL}.receptance", "hidden_size", "hidden_size"),
+            *linear("channel_mix_v", f"{_CHANNEL}.value", "hidden_size", "ffn_size"),
+            embed="rwkv.embeddings",
+            final="rwkv.ln_out",
+            head="head",
+            norm_bias=True,
+        )
+    ),
     hyper_rules.hyper_table(
         hyper_rules.hidden_size(4096),
         hyper_rules.n_layers(32),
@@ -55,4 +60,4 @@ RWKV = names_only_spec(
         *NO_ROPE,
     ),
     ignored=frozenset({"rescale_every"}),
-)  # fmt: skip
+)

@@ -20,12 +20,16 @@ _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
-        RoleRow("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
-            gguf="post_attention_norm.weight"),
+        RoleRow(
+            "ffn_norm.weight",
+            "post_attention_layernorm.weight",
+            ("hidden_size",),
+            gguf="post_attention_norm.weight",
+        ),
         *gated_mlp(bias="mlp_bias"),
     ),
     hf_more=FUSED,
-)  # fmt: skip
+)
 
 SEED_OSS = ArchSpec(
     name="seed_oss",
@@ -34,8 +38,9 @@ SEED_OSS = ArchSpec(
         hyper_rules.head_dim(128),
         hyper_rules.context_length(524288),
         hyper_rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
-        hyper_rules.flag("attention_out_bias", False, "attention_out_bias",
-            present=("attn_output.bias",)),
+        hyper_rules.flag(
+            "attention_out_bias", False, "attention_out_bias", present=("attn_output.bias",)
+        ),
         hyper_rules.mlp_bias(),
     ),
     tensors=_TENSORS,
@@ -43,7 +48,11 @@ SEED_OSS = ArchSpec(
     block=BlockSpec(),
     lost=(
         *losses.common_losses(),
-        Loss("gguf", "mlp_bias", lambda hp: hp["mlp_bias"],
-            "llama.cpp has no biases of the MLP here and refuses the file"),
+        Loss(
+            "gguf",
+            "mlp_bias",
+            lambda hp: hp["mlp_bias"],
+            "llama.cpp has no biases of the MLP here and refuses the file",
+        ),
     ),
-)  # fmt: skip
+)

@@ -15,10 +15,17 @@ def names_only_spec(name: str, made: Made, hyper: tuple[HyperRule, ...], **more:
     Keys of config.json that no rule reads stay unknown: what they mean matters to a forward pass.
     """
     tensors, bindings = made
-    return own_styles_only(ArchSpec(
-        name=name, hyper=hyper, tensors=tensors, bindings=bindings, block=BlockSpec(),
-        level="names", **more,
-    ))  # fmt: skip
+    return own_styles_only(
+        ArchSpec(
+            name=name,
+            hyper=hyper,
+            tensors=tensors,
+            bindings=bindings,
+            block=BlockSpec(),
+            level="names",
+            **more,
+        )
+    )
 
 
 def full_spec(

@@ -30,8 +30,12 @@ _TENSORS, _BINDINGS = make_tables(
             for x, heads in _HEADS.items()
         ),
         *(
-            RoleRow(f"ffn_norm.{part}", f"post_attention_layernorm.{part}", ("hidden_size",),
-                "!parallel_residual")
+            RoleRow(
+                f"ffn_norm.{part}",
+                f"post_attention_layernorm.{part}",
+                ("hidden_size",),
+                "!parallel_residual",
+            )
             for part in ("weight", "bias")
         ),
         *gated_mlp(),
@@ -46,7 +50,7 @@ _TENSORS, _BINDINGS = make_tables(
         for x, heads in _HEADS.items()
     ),
     hf_more=FUSED,
-)  # fmt: skip
+)
 
 STABLELM = ArchSpec(
     name="stablelm",
@@ -58,7 +62,10 @@ STABLELM = ArchSpec(
         hyper_rules.flag("attention_bias", False, "use_qkv_bias", present=("attn_q.bias",)),
         hyper_rules.qk_norm(False, "qk_layernorm"),
         hyper_rules.flag(
-            "parallel_residual", False, "use_parallel_residual", gguf="use_parallel_residual",
+            "parallel_residual",
+            False,
+            "use_parallel_residual",
+            gguf="use_parallel_residual",
             absent=("ffn_norm.weight", "ffn_norm.bias"),
         ),
         *rope_rules(RopeDefaults(partial=0.25)),
@@ -68,4 +75,4 @@ STABLELM = ArchSpec(
     block=BlockSpec(norm="layer", qk_norm="head_layer"),
     lost=losses.common_losses(partial=True),
     derived=ROPE_TENSORS,
-)  # fmt: skip
+)

@@ -30,9 +30,12 @@ def _row(stack: str, role: str, hf: str, shape: tuple[str, ...], needs: str = ""
     both = " & ".join(filter(None, (f"{stack}_layers", needs)))
     gguf = f"{_SHORT[stack]}.blk.{{L}}.{role}.weight"
     return RoleRow(
-        f"{_SHORT[stack]}.{role}.weight", f"{stack}.block.{{L}}.layer.{hf}.weight", shape, both,
+        f"{_SHORT[stack]}.{role}.weight",
+        f"{stack}.block.{{L}}.layer.{hf}.weight",
+        shape,
+        both,
         gguf=gguf,
-    )  # fmt: skip
+    )
 
 
 def _attention(stack: str, prefix: str, module: str) -> Rows:
@@ -61,13 +64,18 @@ def _stack(stack: str, gated: bool) -> Rows:
     return (
         _row(stack, "attn_norm", "0.layer_norm", width),
         *_attention(stack, "", "0.SelfAttention"),
-        _row(stack, "attn_rel_b", "0.SelfAttention.relative_attention_bias",
-            ("position_buckets", "n_heads"), f"{stack}_bias_layers"),
+        _row(
+            stack,
+            "attn_rel_b",
+            "0.SelfAttention.relative_attention_bias",
+            ("position_buckets", "n_heads"),
+            f"{stack}_bias_layers",
+        ),
         *((_row(stack, "cross_attn_norm", "1.layer_norm", width),) if cross else ()),
         *(_attention(stack, "cross_", "1.EncDecAttention") if cross else ()),
         _row(stack, "ffn_norm", f"{1 + cross}.layer_norm", width),
         *_mlp(stack, 1 + cross, gated),
-    )  # fmt: skip
+    )
 
 
 def _last(stack: str) -> RoleRow:
@@ -111,10 +119,15 @@ def _longest(*stacks: str) -> HyperRule:
 
     usual = hyper_rules.n_layers()
     return HyperRule(
-        "n_layers", {"apr": usual.keys["apr"]}, "size", default_in={"hf": 6},
-        read={"hf": read, "gguf": read}, write={"hf": _nothing, "gguf": _nothing},
-        high=usual.high, shape=usual.shape,
-    )  # fmt: skip
+        "n_layers",
+        {"apr": usual.keys["apr"]},
+        "size",
+        default_in={"hf": 6},
+        read={"hf": read, "gguf": read},
+        write={"hf": _nothing, "gguf": _nothing},
+        high=usual.high,
+        shape=usual.shape,
+    )
 
 
 def _layers(stack: str) -> HyperRule:
@@ -128,11 +141,15 @@ def _layers(stack: str) -> HyperRule:
 
     hf, gguf = _COUNTS[stack]
     return HyperRule(
-        f"{stack}_layers", {"gguf": (gguf,)}, default=hyper_rules.per_layer(True),
+        f"{stack}_layers",
+        {"gguf": (gguf,)},
+        default=hyper_rules.per_layer(True),
         read={"hf": read, "gguf": read},
-        write={"hf": lambda value, hp: {hf: sum(value)}, "gguf": lambda value, hp: {
-            gguf: sum(value)}},
-    )  # fmt: skip
+        write={
+            "hf": lambda value, hp: {hf: sum(value)},
+            "gguf": lambda value, hp: {gguf: sum(value)},
+        },
+    )
 
 
 def _bias_layers(stack: str, every: bool) -> HyperRule:
@@ -154,11 +171,15 @@ def _activation(default: str) -> HyperRule:
         return None if found is None else (names.get(text(*found), default), found[1])
 
     return HyperRule(
-        usual.name, default=default, read={"hf": read},
-        write={"hf": lambda value, hp: {
-            "feed_forward_proj": "relu" if value == "relu" else "gated-gelu",
-        }},
-    )  # fmt: skip
+        usual.name,
+        default=default,
+        read={"hf": read},
+        write={
+            "hf": lambda value, hp: {
+                "feed_forward_proj": "relu" if value == "relu" else "gated-gelu"
+            }
+        },
+    )
 
 
 def _start(value: Value, hp: Params) -> Params:
@@ -182,12 +203,16 @@ def _hyper(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
         _activation("gelu_tanh" if gated else "relu"),
         hyper_rules.fixed("tied_embeddings", True) if alone else hyper_rules.tied_embeddings(True),
         hyper_rules.fixed("attn_scale", 1.0),
-        hyper_rules.size("position_buckets", "relative_attention_num_buckets",
-            "attention.relative_buckets_count", default=32),
+        hyper_rules.size(
+            "position_buckets",
+            "relative_attention_num_buckets",
+            "attention.relative_buckets_count",
+            default=32,
+        ),
         *NO_ROPE,
         *(_layers(stack) for stack in stacks),
         *(_bias_layers(stack, every) for stack in stacks),
-    )  # fmt: skip
+    )
 
 
 _IGNORED = frozenset(
@@ -222,9 +247,13 @@ def _is(gated: bool, every: bool, decoder: bool) -> Any:
 def _t5(name: str, gated: bool, *stacks: str) -> ArchSpec:
     every = name.startswith("umt5")
     return names_only_spec(
-        name, _made(gated, *stacks), _hyper(gated, every, *stacks),
-        evidence=_is(gated, every, len(stacks) > 1), ignored=_IGNORED, buffers={"hf": _TIED},
-    )  # fmt: skip
+        name,
+        _made(gated, *stacks),
+        _hyper(gated, every, *stacks),
+        evidence=_is(gated, every, len(stacks) > 1),
+        ignored=_IGNORED,
+        buffers={"hf": _TIED},
+    )
 
 
 _BOTH = ("encoder", "decoder")

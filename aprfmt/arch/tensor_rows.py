@@ -97,9 +97,15 @@ def model_rows(
     before = (RoleRow("token_embd.weight", f"{embed}.weight", table, layered=False),)
     after = norm("output_norm", final, bias=norm_bias, gguf_steps=norm_steps, layered=False)
     after += (
-        RoleRow("output.weight", f"{head}.weight", table, "!tied_embeddings", gguf=head_gguf,
-            layered=False),
-    )  # fmt: skip
+        RoleRow(
+            "output.weight",
+            f"{head}.weight",
+            table,
+            "!tied_embeddings",
+            gguf=head_gguf,
+            layered=False,
+        ),
+    )
     if head_bias:
         after += (RoleRow("output.bias", f"{head}.bias", ("vocab_size",), layered=False),)
     return before, after

@@ -100,8 +100,12 @@ def inverse(value: float, key: str) -> float:
     if value == 0:
         raise ArchError(f"{key}: is 0; expected a divisor")
     quotient = number(1 / value, key)
-    for candidate in (float(f"{quotient:.12g}"), quotient,
-                      math.nextafter(quotient, 0), math.nextafter(quotient, math.inf)):  # fmt: skip
+    for candidate in (
+        float(f"{quotient:.12g}"),
+        quotient,
+        math.nextafter(quotient, 0),
+        math.nextafter(quotient, math.inf),
+    ):
         if candidate and 1 / candidate == value:
             return candidate
     return quotient

@@ -119,8 +119,12 @@ def tower_hyper(
         _size("ffn_size", "intermediate_size", "vision.feed_forward_length", ffn),
         hyper_rules.fixed("vocab_size", 0),
         hyper_rules.fixed("context_length", 0),
-        HyperRule("norm_eps", {"hf": ("layer_norm_eps",),
-            "gguf": ("{arch}.vision.attention.layer_norm_epsilon",)}, "positive", eps),
+        HyperRule(
+            "norm_eps",
+            {"hf": ("layer_norm_eps",), "gguf": ("{arch}.vision.attention.layer_norm_epsilon",)},
+            "positive",
+            eps,
+        ),
         activation_keys(activation),
         hyper_rules.fixed("tied_embeddings", True),
         *NO_ROPE,
@@ -129,7 +133,7 @@ def tower_hyper(
         hyper_rules.size("image_channels", "num_channels", default=3),
         hyper_rules.fixed("class_token", class_token),
         HyperRule("image_positions", default=_patches),
-    )  # fmt: skip
+    )
 
 
 def _named(*parts: str) -> Any:
@@ -155,8 +159,12 @@ UNUSED = frozenset(
     vision.projection_dim vision.image_mean vision.image_std projection_dim
     vision_use_head""".split()
 )
-_POSITIONS = single_row("v.position_embd.weight", "embeddings.position_embedding.weight",
-                   "image_positions", "hidden_size")  # fmt: skip
+_POSITIONS = single_row(
+    "v.position_embd.weight",
+    "embeddings.position_embedding.weight",
+    "image_positions",
+    "hidden_size",
+)
 _PATCHES = single_row("v.patch_embd.weight", "embeddings.patch_embedding.weight", *_PATCH)
 
 

@@ -140,10 +140,15 @@ def attest(
 
 
 def _attest(
-    base: Model, made: Model, scheme: str | None, matrix: "ImportanceMatrix | None",
-    drop: Sequence[str], check: Mapping[str, Any] | None, checked: str | None,
+    base: Model,
+    made: Model,
+    scheme: str | None,
+    matrix: "ImportanceMatrix | None",
+    drop: Sequence[str],
+    check: Mapping[str, Any] | None,
+    checked: str | None,
     progress: Callable[[int, int], None] | None,
-) -> Attestation:  # fmt: skip
+) -> Attestation:
     for model in (base, made):
         model.remember()  # what is fetched is read for the tensors, and again for the digests
     recipes = find_recipes(base, made, scheme=scheme, imatrix=matrix, drop=drop)

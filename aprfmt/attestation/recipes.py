@@ -60,9 +60,13 @@ class Recipe:
 
 
 def find_recipes(
-    base: Model, made: Model, *, scheme: str | None, imatrix: "ImportanceMatrix | None",
+    base: Model,
+    made: Model,
+    *,
+    scheme: str | None,
+    imatrix: "ImportanceMatrix | None",
     drop: Sequence[str],
-) -> list[Recipe]:  # fmt: skip
+) -> list[Recipe]:
     """Return the recipes by which `made` may have been made of `base`.
 
     The first is the one whose tensors are most like the file's own, by name, shape and dtype.

@@ -81,9 +81,15 @@ def rederive(
     for name, tensor in stored.items():
         if name not in planned:
             yield TensorAttestation(
-                name, (name,), tensor.info.encoding, "not reproduced", "",
-                "the base gives no such tensor", name, sha256=(_digest(tensor),),
-            )  # fmt: skip
+                name,
+                (name,),
+                tensor.info.encoding,
+                "not reproduced",
+                "",
+                "the base gives no such tensor",
+                name,
+                sha256=(_digest(tensor),),
+            )
 
 
 def _weights(recipe: Recipe) -> dict[str, list[Output]]:
@@ -109,8 +115,14 @@ def _weight(
     for output in outputs:
         held = stored.get(output.info.name)
         if held is None:
-            rows.append(replace(base, state="not reproduced", tensor=output.info.name,
-                                why=f"there is no tensor {output.info.name}"))  # fmt: skip
+            rows.append(
+                replace(
+                    base,
+                    state="not reproduced",
+                    tensor=output.info.name,
+                    why=f"there is no tensor {output.info.name}",
+                )
+            )
             continue
         try:
             rows.append(_tensor(output, held, base, recipe))
@@ -132,8 +144,12 @@ def _tensor(
     if info.encoding != output.info.encoding:
         why = f"is {info.encoding}; the base gives {output.info.encoding}"
         if info.encoding not in CODECS or not codec(info.encoding).has_encoder:
-            return replace(base, tensor=name, encoding=info.encoding,
-                           why=f"nothing here writes {info.encoding}")  # fmt: skip
+            return replace(
+                base,
+                tensor=name,
+                encoding=info.encoding,
+                why=f"nothing here writes {info.encoding}",
+            )
         return replace(base, state="not reproduced", tensor=name, why=why)
     searched = is_quantized(info.encoding)
     if output.copies or output.part is not None:
@@ -169,9 +185,15 @@ def _differing(output: Output, base: TensorAttestation, found: _Difference) -> T
         where = f"row {at}, byte {found.byte}"
     more = f"; {found.blocks} blocks differ" if found.blocks and found.blocks > 1 else ""
     return replace(
-        base, state="not reproduced", tensor=name, why=f"{where} is not what the base gives{more}",
-        byte=found.byte, block=block, row=at, blocks=found.blocks,
-    )  # fmt: skip
+        base,
+        state="not reproduced",
+        tensor=name,
+        why=f"{where} is not what the base gives{more}",
+        byte=found.byte,
+        block=block,
+        row=at,
+        blocks=found.blocks,
+    )
 
 
 def _compare(made: Iterator[memoryview], held: LazyTensor) -> _Difference | None:

@@ -60,9 +60,14 @@ def validate(
             with suppress(ArchError):  # which is a check's to report; a wrong pattern is not
                 _ = model.resolution
         return validate_model(
-            model, arch=arch, strict=strict, source=source, second_reader=second_reader,
-            accept=accept, progress=progress,
-        )  # fmt: skip
+            model,
+            arch=arch,
+            strict=strict,
+            source=source,
+            second_reader=second_reader,
+            accept=accept,
+            progress=progress,
+        )
 
 
 def _unreadable(path: Path, error: FormatError, strict: bool, second_reader: bool) -> Validation:
@@ -110,6 +115,12 @@ def validate_model(
         for row in file_checks(source=source is not None, second_reader=second_reader)
     )
     return Validation(
-        str(model.path), answers, model.format, strict, context.ledger, tuple(accept),
-        context.kept.get(SECOND_READER), [SECOND_READER] if second_reader else [],
-    )  # fmt: skip
+        str(model.path),
+        answers,
+        model.format,
+        strict,
+        context.ledger,
+        tuple(accept),
+        context.kept.get(SECOND_READER),
+        [SECOND_READER] if second_reader else [],
+    )

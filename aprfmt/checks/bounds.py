@@ -5,7 +5,7 @@ Gemma-3-270M (Q4_K_M), and on the published figures of Qwen2.5-0.5B.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,8 @@ NORM: RoleBounds = {
 # Biases may be as large as they like: Qwen's reach 128, with a deviation of 29 on keys.
 BIAS: RoleBounds = {"absmax": UsualRange(0, 1e4, "weight", "seen: up to 128 in Qwen2.5")}
 
+FEW_VALUES = 256  # of a matrix, below which its mean and its deviation say nothing
+
 # Kind of a role by its last words; the first that fits.
 KINDS: tuple[tuple[str, RoleBounds], ...] = (
     ("bias", BIAS),
@@ -85,6 +87,18 @@ def role_bounds(arch: str, role: str) -> RoleBounds:
         if word in role:
             return own.get(word, bounds)
     raise AssertionError("the last kind fits every role")
+
+
+def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
+    """Return the bounds of a tensor: those of its role, where it has values enough for a matrix's.
+
+    Factors and coefficients of a layer (gemma3n's altup, gemma4's output scales) are a few numbers
+    around any mean.
+    """
+    limits = role_bounds(arch, role)
+    vector = sum(size > 1 for size in shape) < 2
+    few = vector or math.prod(shape) < FEW_VALUES
+    return BIAS if limits is LINEAR and few else limits
 
 
 def numbers(stats: "Stats", offset: float = 0.0) -> Mapping[str, float]:

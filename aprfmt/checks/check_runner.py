@@ -90,8 +90,17 @@ def make_answer(
     outcome = verdict(checks)
     if outcome == "NOT_RUN" and not why:
         why = "; ".join(each.found for each in checks) or "nothing was checked"
-    return Answer(row.name, row.proves, outcome, seconds, checks, result.measures, result.details,
-                  why, findings=tuple(result.findings[:SHOWN]))  # fmt: skip
+    return Answer(
+        row.name,
+        row.proves,
+        outcome,
+        seconds,
+        checks,
+        result.measures,
+        result.details,
+        why,
+        findings=tuple(result.findings[:SHOWN]),
+    )
 
 
 def error_finding(error: AprfmtError) -> Finding:

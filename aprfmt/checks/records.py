@@ -162,9 +162,12 @@ class CheckReport:
         rows = [(one.outcome.replace("_", "-"), one.name, _says(one)) for one in ranked]
         word = self.outcome.replace("_", "-")
         return Card(
-            self.subject, f"{word}: {self.sentence}", tones.get(self.outcome, "warn"), (),
+            self.subject,
+            f"{word}: {self.sentence}",
+            tones.get(self.outcome, "warn"),
+            (),
             [Table(("outcome", "check", ""), rows, len(rows))],
-        ).html()  # fmt: skip
+        ).html()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +187,12 @@ def outcome_counts(counts: Mapping[str, int]) -> str:
 
 
 def pronounce_checks(
-    outcome: Outcome, counts: Mapping[str, int], scope: str, left: Sequence[NotCompared] = (),
+    outcome: Outcome,
+    counts: Mapping[str, int],
+    scope: str,
+    left: Sequence[NotCompared] = (),
     accept: Collection[str] = (),
-) -> Pronounced:  # fmt: skip
+) -> Pronounced:
     """Return the verdict of checks with these outcomes, `scope` being what they are in words.
 
     `left` is what nothing reads of what they are about.

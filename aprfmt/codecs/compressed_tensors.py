@@ -124,9 +124,13 @@ def tiles_of(
 
 
 def _laid(
-    shape: tuple[int, ...], codes: LaidCodes, values: F32, scale: GroupNumbers, zero: F32 | None,
+    shape: tuple[int, ...],
+    codes: LaidCodes,
+    values: F32,
+    scale: GroupNumbers,
+    zero: F32 | None,
     weights: Mapping[str, Any],
-) -> LaidOut:  # fmt: skip
+) -> LaidOut:
     """Return a weight whose scales and zero points may be those of different tiles."""
     held, tile = tiles_of(scale.held, shape, weights, SCALE)
     if zero is None:
@@ -231,8 +235,9 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
             fits(NAME, _ZERO, held.shape, full)
         zero = np.broadcast_to(np.repeat(held, groups // held.shape[-1], axis=-1), full)
     if scale.size == 1 or scale.shape == shape[:-1]:
-        return np.broadcast_to(scale.reshape(-1, 1) if scale.size == 1 else scale[..., None],
-                               full), zero  # fmt: skip
+        return np.broadcast_to(
+            scale.reshape(-1, 1) if scale.size == 1 else scale[..., None], full
+        ), zero
     return scale, zero
 
 
@@ -303,8 +308,11 @@ def _micro_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> Lai
     if exponents is None:
         scale = scale_numbers(NAME, parts, SCALE, ("F8_E4M3", *_FLOAT))
         whole = global_scale(parts)
-        scale = GroupNumbers(scale.held / whole) if scale.table is None else GroupNumbers(
-            scale.held, scale.table / whole)  # fmt: skip
+        scale = (
+            GroupNumbers(scale.held / whole)
+            if scale.table is None
+            else GroupNumbers(scale.held, scale.table / whole)
+        )
     else:
         scale = scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0"))
     fits(NAME, SCALE, scale.held.shape, (*shape[:-1], shape[-1] // size))

@@ -55,8 +55,11 @@ def dialects_of(section: Config) -> list[Dialect]:
     UnsupportedError with what it says where there is none; CodecError where it cannot be read.
     """
     every = sections(section)
-    found = [row for row in map(DIALECTS.__getitem__, DIALECTS)
-             if any(row.recognises(one) for one in every)]  # fmt: skip
+    found = [
+        row
+        for row in map(DIALECTS.__getitem__, DIALECTS)
+        if any(row.recognises(one) for one in every)
+    ]
     if not found:
         dialect_of(every[0] if len(every) == 1 else section)
     return found
@@ -87,11 +90,12 @@ def packed_in(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
     """
     every = map(DIALECTS.__getitem__, DIALECTS)
     return [
-        row for row in every
+        row
+        for row in every
         if (encoding in row.coded or row.main not in ("", row.weight))
         and name.endswith(row.main or name)
         and all(row.stored(name.removesuffix(row.main), part, names) for part in row.parts)
-    ]  # fmt: skip
+    ]
 
 
 def beside_codes(name: str) -> bool:

@@ -166,9 +166,14 @@ def _dialect(
 
 
 DIALECT = _dialect(
-    NAME, ".weight", ".weight_scale_inv", ".activation_scale", ".input_scale", ".comfy_quant",
+    NAME,
+    ".weight",
+    ".weight_scale_inv",
+    ".activation_scale",
+    ".input_scale",
+    ".comfy_quant",
     called=(".scale", ".weight_scale", ".qscale_weight", ".scale_weight"),
-)  # fmt: skip
+)
 EXPERTS = _dialect("fp8_experts", "", "_scale_inv", "_activation_scale")
 
 

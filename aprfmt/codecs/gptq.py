@@ -110,11 +110,14 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     size = inputs // max(len(scale), 1)
     in_order = size * len(scale) == inputs and np.array_equal(group, np.arange(inputs) // size)
     return LaidOut(
-        shape, LaidCodes(bits, "columns", packed[None]),
-        np.arange(1 << bits, dtype=np.float32), (1, max(size, 1)),
-        GroupNumbers(scale.T[None]), GroupNumbers(zeros.T[None]),
+        shape,
+        LaidCodes(bits, "columns", packed[None]),
+        np.arange(1 << bits, dtype=np.float32),
+        (1, max(size, 1)),
+        GroupNumbers(scale.T[None]),
+        GroupNumbers(zeros.T[None]),
         group=None if in_order else group.astype(np.int32),
-    )  # fmt: skip
+    )
 
 
 DIALECT = Dialect(
@@ -149,7 +152,10 @@ SCOPE = Scope(
     _gptq_at,
     lambda section: [
         section,
-        *({**section, **own} for own in table(section, "dynamic").values()
-          if isinstance(own, Mapping)),
+        *(
+            {**section, **own}
+            for own in table(section, "dynamic").values()
+            if isinstance(own, Mapping)
+        ),
     ],
-)  # fmt: skip
+)

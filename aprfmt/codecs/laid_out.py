@@ -229,10 +229,19 @@ class LaidOut:
             streams = self.codes.streams(matrix, first, last)
             row, numbers, tables = self._numbers(matrix, first, last)
             room = out[at * width : (at + last - first) * width]
-            found.append(native.recode_packed(
-                encoding, room, streams, self.codes.bits, self.values, (row, *self.tile), numbers,
-                tables, self.group,
-            ))  # fmt: skip
+            found.append(
+                native.recode_packed(
+                    encoding,
+                    room,
+                    streams,
+                    self.codes.bits,
+                    self.values,
+                    (row, *self.tile),
+                    numbers,
+                    tables,
+                    self.group,
+                )
+            )
 
         # Codes that lie in rows are read where they are: one thread takes all in one call.
         each = _CHUNK if threads > 1 else max(self.rows * self.shape[-1], 1)
@@ -267,16 +276,30 @@ class LaidOut:
             codes = self.codes
             if self._across(first, len(out)):
                 native.decode_across(
-                    codes.order, codes.held[matrix], codes.bits, self.values,
-                    (first, len(out), self.tile[1]), *self._held(matrix), self.group, out, store,
-                )  # fmt: skip
+                    codes.order,
+                    codes.held[matrix],
+                    codes.bits,
+                    self.values,
+                    (first, len(out), self.tile[1]),
+                    *self._held(matrix),
+                    self.group,
+                    out,
+                    store,
+                )
             else:
                 streams = codes.streams(matrix, first, first + len(out))
                 row, numbers, tables = self._numbers(matrix, first, first + len(out))
                 native.decode_packed(
-                    streams, codes.bits, self.values, (row, *self.tile), numbers, tables,
-                    self.group, out, store,
-                )  # fmt: skip
+                    streams,
+                    codes.bits,
+                    self.values,
+                    (row, *self.tile),
+                    numbers,
+                    tables,
+                    self.group,
+                    out,
+                    store,
+                )
         if self.factor is not None:
             out *= self.factor
 

@@ -50,9 +50,15 @@ def _four(bits: object) -> None:
 
 
 def _micro(
-    shape: tuple[int, ...], main: StoredPart, exponents: StoredPart, size: int, form: str,
-    whole: F32 | None = None, divisor: F32 | None = None, exact: bool = True,
-) -> GridWeight:  # fmt: skip
+    shape: tuple[int, ...],
+    main: StoredPart,
+    exponents: StoredPart,
+    size: int,
+    form: str,
+    whole: F32 | None = None,
+    divisor: F32 | None = None,
+    exact: bool = True,
+) -> GridWeight:
     """Return E2M1 codes under bytes that are scales; `form` are the encodings they may have."""
     if exponents.encoding not in form.split():
         raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")

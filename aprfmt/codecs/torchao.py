@@ -194,8 +194,12 @@ def _said(own: Any) -> Config:
     attributes = own.get("_data") if isinstance(own, Mapping) else None
     if not isinstance(attributes, Mapping):
         raise CodecError(f"metadata says {own!r} of a weight, expected a class and its attributes")
-    return {**attributes, "_type": own.get("_type"), "quant_method": METHOD,
-            _NAMES: own.get(_NAMES)}  # fmt: skip
+    return {
+        **attributes,
+        "_type": own.get("_type"),
+        "quant_method": METHOD,
+        _NAMES: own.get(_NAMES),
+    }
 
 
 def _at(section: Config, module: str) -> Config | None:

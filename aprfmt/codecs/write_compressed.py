@@ -22,9 +22,11 @@ EPSILON: Mapping[str, float] = {"F32": 2.0**-23, "BF16": 2.0**-7, "F16": 2.0**-1
 
 
 def section(
-    form: str, weights: Mapping[str, Any], left_out: Sequence[str],
+    form: str,
+    weights: Mapping[str, Any],
+    left_out: Sequence[str],
     inputs: Mapping[str, Any] | None = None,
-) -> Mapping[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:
     """Return the keys of config.json for one group of weights."""
     group = {
         "format": form, "input_activations": inputs, "output_activations": None,
@@ -33,10 +35,14 @@ def section(
     }  # fmt: skip
     return {
         "quantization_config": {
-            "config_groups": {"group_0": group}, "format": form, "ignore": list(left_out),
-            "kv_cache_scheme": None, "quant_method": NAME, "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "format": form,
+            "ignore": list(left_out),
+            "kv_cache_scheme": None,
+            "quant_method": NAME,
+            "quantization_status": "compressed",
         }
-    }  # fmt: skip
+    }
 
 
 def _scale(most: F32, half: float, settings: Settings) -> F32:
@@ -68,17 +74,19 @@ INT4 = Writer(
     hold=_hold_integers,
     tensors={
         ".weight_packed": OutTensor("I32", lambda out, columns, n: (out, columns // 8), _words),
-        SCALE: OutTensor("", lambda out, columns, n: (out, n),
-                         lambda source, s: source.groups.scale),
-        ".weight_shape": OutTensor("I64", lambda out, columns, n: (2,),
-                                   lambda source, s: np.array(source.shape, "<i8")),
+        SCALE: OutTensor(
+            "", lambda out, columns, n: (out, n), lambda source, s: source.groups.scale
+        ),
+        ".weight_shape": OutTensor(
+            "I64", lambda out, columns, n: (2,), lambda source, s: np.array(source.shape, "<i8")
+        ),
     },
     section=lambda settings, left_out: section(
         "pack-quantized",
         {"num_bits": 4, "type": "int", "strategy": "group", "group_size": settings.size},
         left_out,
     ),
-)  # fmt: skip
+)
 
 
 def _choose_rows(values: F32, settings: Settings) -> Groups:
@@ -100,13 +108,19 @@ FP8 = Writer(
     codes=_bytes,
     hold=_hold_rows,
     tensors={
-        ".weight": OutTensor("F8_E4M3", lambda out, columns, n: (out, columns),
-                             lambda source, s: source.codes(0, source.shape[0])),
-        SCALE: OutTensor("", lambda out, columns, n: (out, 1),
-                         lambda source, s: source.groups.scale),
+        ".weight": OutTensor(
+            "F8_E4M3",
+            lambda out, columns, n: (out, columns),
+            lambda source, s: source.codes(0, source.shape[0]),
+        ),
+        SCALE: OutTensor(
+            "", lambda out, columns, n: (out, 1), lambda source, s: source.groups.scale
+        ),
     },
     section=lambda settings, left_out: section(
-        "float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}, left_out,
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "channel"},
+        left_out,
         {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True},
     ),
-)  # fmt: skip
+)

@@ -112,16 +112,23 @@ COMPRESSED = Writer(
     tensors={
         ".weight_packed": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
         SCALE: OutTensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
-        ".weight_global_scale": OutTensor("F32", lambda out, columns, n: (1,),
-                                          lambda source, s: _number(source.groups.divisor)),
+        ".weight_global_scale": OutTensor(
+            "F32", lambda out, columns, n: (1,), lambda source, s: _number(source.groups.divisor)
+        ),
     },
     section=lambda settings, left_out: section(
         "nvfp4-pack-quantized",
-        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": _SIZE,
-         "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"},
+        {
+            "num_bits": 4,
+            "type": "float",
+            "strategy": "tensor_group",
+            "group_size": _SIZE,
+            "scale_dtype": "torch.float8_e4m3fn",
+            "zp_dtype": "torch.float8_e4m3fn",
+        },
         left_out,
     ),
-)  # fmt: skip
+)
 
 
 MXFP4 = Writer(
@@ -131,16 +138,23 @@ MXFP4 = Writer(
     hold=_hold_powers,
     tensors={
         ".weight_packed": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
-        SCALE: OutTensor("U8", lambda out, columns, n: (out, n),
-                         lambda source, s: source.groups.scale),
+        SCALE: OutTensor(
+            "U8", lambda out, columns, n: (out, n), lambda source, s: source.groups.scale
+        ),
     },
     section=lambda settings, left_out: section(
         "mxfp4-pack-quantized",
-        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": _POWERS,
-         "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"},
+        {
+            "num_bits": 4,
+            "type": "float",
+            "strategy": "group",
+            "group_size": _POWERS,
+            "scale_dtype": "torch.uint8",
+            "zp_dtype": "torch.uint8",
+        },
         left_out,
     ),
-)  # fmt: skip
+)
 
 
 GPT_OSS = replace(
@@ -152,13 +166,17 @@ GPT_OSS = replace(
     },
     section=lambda settings, left_out: {
         "quantization_config": {
-            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
-                                       "model.embed_tokens", "lm_head"],
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
             "quant_method": "mxfp4",
         }
     },
     stacked=True,
-)  # fmt: skip
+)
 
 
 def _algorithm(settings: Settings) -> str:
@@ -172,11 +190,13 @@ def _section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
         group = {"input_activations": dict(numbers), **group}
     return {
         "quantization_config": {
-            "config_groups": {"group_0": group}, "ignore": list(left_out),
+            "config_groups": {"group_0": group},
+            "ignore": list(left_out),
             "quant_algo": _algorithm(settings),
-            "producer": {"name": "aprfmt", "version": __version__}, "quant_method": METHOD,
+            "producer": {"name": "aprfmt", "version": __version__},
+            "quant_method": METHOD,
         }
-    }  # fmt: skip
+    }
 
 
 def _files(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
@@ -184,11 +204,13 @@ def _files(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
         "hf_quant_config.json": {
             "producer": {"name": "aprfmt", "version": __version__},
             "quantization": {
-                "quant_algo": _algorithm(settings), "kv_cache_quant_algo": None,
-                "group_size": _SIZE, "exclude_modules": list(left_out),
+                "quant_algo": _algorithm(settings),
+                "kv_cache_quant_algo": None,
+                "group_size": _SIZE,
+                "exclude_modules": list(left_out),
             },
         }
-    }  # fmt: skip
+    }
 
 
 MODELOPT = Writer(

@@ -61,9 +61,12 @@ def _hold(groups: Groups, settings: Settings) -> Groups:
         raise CodecError("its codes are no integers")
     bias = groups.scale * np.float32(-8) if groups.offset is None else groups.offset
     return replace(
-        groups, scale=narrowed("scale", groups.scale, settings.scales),
-        offset=narrowed("bias", bias, settings.scales), why="it has biases", zeros=None,
-    )  # fmt: skip
+        groups,
+        scale=narrowed("scale", groups.scale, settings.scales),
+        offset=narrowed("bias", bias, settings.scales),
+        why="it has biases",
+        zeros=None,
+    )
 
 
 def _section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
@@ -77,12 +80,17 @@ MLX = Writer(
     codes=_codes,
     hold=_hold,
     tensors={
-        ".weight": OutTensor("U32", lambda out, columns, n: (out, columns // 8),
-                             lambda source, s: source.codes(0, source.shape[0]).view("<u4")),
-        ".scales": OutTensor("", lambda out, columns, n: (out, n),
-                             lambda source, s: source.groups.scale),
-        ".biases": OutTensor("", lambda out, columns, n: (out, n),
-                             lambda source, s: np.asarray(source.groups.offset)),
+        ".weight": OutTensor(
+            "U32",
+            lambda out, columns, n: (out, columns // 8),
+            lambda source, s: source.codes(0, source.shape[0]).view("<u4"),
+        ),
+        ".scales": OutTensor(
+            "", lambda out, columns, n: (out, n), lambda source, s: source.groups.scale
+        ),
+        ".biases": OutTensor(
+            "", lambda out, columns, n: (out, n), lambda source, s: np.asarray(source.groups.offset)
+        ),
     },
     section=_section,
-)  # fmt: skip
+)

@@ -58,8 +58,10 @@ def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
     held = _hold(groups, settings)
     zeros = held.zeros
     if zeros is not None and settings.version == 1 and (zeros == 0).any():
-        raise CodecError("its zero points go down to 0, which a layout that stores them less one "
-                         "has not: write version 2")  # fmt: skip
+        raise CodecError(
+            "its zero points go down to 0, which a layout that stores them less one "
+            "has not: write version 2"
+        )
     return held
 
 
@@ -126,12 +128,16 @@ def _gptq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, A
     rules: dict[str, Any] = {f"-:^{_quoted(name)}$": {} for name in left_out if name != "lm_head"}
     return {
         "quantization_config": {
-            "bits": 4, "group_size": settings.size, "desc_act": False, "sym": True,
+            "bits": 4,
+            "group_size": settings.size,
+            "desc_act": False,
+            "sym": True,
             "quant_method": "gptq",
             "checkpoint_format": "gptq" if settings.version == 1 else "gptq_v2",
-            "lm_head": False, **({"dynamic": rules} if rules else {}),
+            "lm_head": False,
+            **({"dynamic": rules} if rules else {}),
         }
-    }  # fmt: skip
+    }
 
 
 def _quoted(name: str) -> str:
@@ -141,10 +147,14 @@ def _quoted(name: str) -> str:
 def _awq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
     return {
         "quantization_config": {
-            "quant_method": "awq", "zero_point": True, "group_size": settings.size, "bits": 4,
-            "version": "gemm", "modules_to_not_convert": list(left_out) or None,
+            "quant_method": "awq",
+            "zero_point": True,
+            "group_size": settings.size,
+            "bits": 4,
+            "version": "gemm",
+            "modules_to_not_convert": list(left_out) or None,
         }
-    }  # fmt: skip
+    }
 
 
 GPTQ = Writer(
@@ -154,14 +164,17 @@ GPTQ = Writer(
     hold=_hold_from_one,
     tensors={
         ".qweight": OutTensor("I32", lambda out, columns, n: (columns // 8, out), _along_inputs),
-        ".qzeros": OutTensor("I32", lambda out, columns, n: (n, out // 8),
-                             lambda source, s: _joined(_zeros(source) - (s.version == 1))),
+        ".qzeros": OutTensor(
+            "I32",
+            lambda out, columns, n: (n, out // 8),
+            lambda source, s: _joined(_zeros(source) - (s.version == 1)),
+        ),
         ".scales": OutTensor("F16", lambda out, columns, n: (n, out), _scales),
         ".g_idx": OutTensor("I32", lambda out, columns, n: (columns,), _index),
     },
     section=_gptq_section,
     scales="F16",
-)  # fmt: skip
+)
 AWQ = Writer(
     encoding="AWQ",
     choose=_affine,
@@ -169,13 +182,16 @@ AWQ = Writer(
     hold=_hold,
     tensors={
         ".qweight": OutTensor("I32", lambda out, columns, n: (columns, out // 8), _along_outputs),
-        ".qzeros": OutTensor("I32", lambda out, columns, n: (n, out // 8),
-                             lambda source, s: _joined(_mixed(_zeros(source)))),
+        ".qzeros": OutTensor(
+            "I32",
+            lambda out, columns, n: (n, out // 8),
+            lambda source, s: _joined(_mixed(_zeros(source))),
+        ),
         ".scales": OutTensor("F16", lambda out, columns, n: (n, out), _scales),
     },
     section=_awq_section,
     scales="F16",
-)  # fmt: skip
+)
 
 
 def _mixed(codes: Array) -> Array:

@@ -84,9 +84,15 @@ def diff(
         elif imatrix is not None:
             raise UsageError("an importance matrix explains bytes only beside a base: --base")
         return diff_models(
-            first, second, tensors=tensors, only=only, oracle=oracle, explain=explain,
-            images=images, progress=progress,
-        )  # fmt: skip
+            first,
+            second,
+            tensors=tensors,
+            only=only,
+            oracle=oracle,
+            explain=explain,
+            images=images,
+            progress=progress,
+        )
 
 
 def diff_models(
@@ -134,8 +140,12 @@ def diff_models(
 
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
-    notes += [f"{model.path}: {one.text}" for model in (a, b) for one in of_file(model)
-              if one.kind == "extension"]  # fmt: skip
+    notes += [
+        f"{model.path}: {one.text}"
+        for model in (a, b)
+        for one in of_file(model)
+        if one.kind == "extension"
+    ]
     notes += [*tokens.remarks, *not_tried]
     kinds: set[Kind] = set()
     if not tensors:
@@ -164,13 +174,16 @@ def diff_models(
         left,
         ledgers,
         _counted(a, b, alignment, only, tokens),
-        {pair.key: tuple(side.names) for pair, row in zip(pairs, results, strict=True)
-         if row.explanation is not None and (side := pair.b or pair.a) is not None},
+        {
+            pair.key: tuple(side.names)
+            for pair, row in zip(pairs, results, strict=True)
+            if row.explanation is not None and (side := pair.b or pair.a) is not None
+        },
         b.metadata.get("general.file_type"),
         own_values(b),
         tuple(each for each in dict.fromkeys(one.cause for one in found) if own_part(each, a, b)),
         tuple(not_tried),
-    )  # fmt: skip
+    )
 
 
 def _sections_left(
@@ -202,9 +215,12 @@ def _counted(
 
 
 def _explained(
-    a: Model, b: Model, oracle: "Oracle | None", pairs: Sequence[TensorPair],
+    a: Model,
+    b: Model,
+    oracle: "Oracle | None",
+    pairs: Sequence[TensorPair],
     results: list[TensorDiff],
-) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:  # fmt: skip
+) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:
     """Return the rows with what made them differ, the causes they share, and what was not tried."""
     if not any(row.verdict in EXPLAINED for row in results):
         return results, (), []

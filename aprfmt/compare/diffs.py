@@ -263,15 +263,29 @@ class DiffReport(Tabular):
         rows = (*self.hyperparameters, *self.tokenizer, *self.metadata)
         fields = [row for row in rows if row.decisive or self.asked]
         return Card(
-            f"{self.a} | {self.b}", found.says,
-            "good" if self.equal else "warn" if within else "bad", (),
-            [Table(("finding", ""), [(one.cause, one.says) for one in self.findings],
-                   len(self.findings)),
-             Table(("field", "A", "B"), [(row.name, row.a, row.b) for row in fields], len(fields)),
-             Table(("tensor", "verdict", "relative L2"), [
-                 (one.key, one.verdict, f"{one.stats.rel_l2:.3g}" if one.stats else "-")
-                 for one in apart[:ROWS]], len(apart))],
-        ).html()  # fmt: skip
+            f"{self.a} | {self.b}",
+            found.says,
+            "good" if self.equal else "warn" if within else "bad",
+            (),
+            [
+                Table(
+                    ("finding", ""),
+                    [(one.cause, one.says) for one in self.findings],
+                    len(self.findings),
+                ),
+                Table(
+                    ("field", "A", "B"), [(row.name, row.a, row.b) for row in fields], len(fields)
+                ),
+                Table(
+                    ("tensor", "verdict", "relative L2"),
+                    [
+                        (one.key, one.verdict, f"{one.stats.rel_l2:.3g}" if one.stats else "-")
+                        for one in apart[:ROWS]
+                    ],
+                    len(apart),
+                ),
+            ],
+        ).html()
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `--json`."""

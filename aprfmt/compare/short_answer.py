@@ -52,16 +52,26 @@ def cause_lines(
             yield f"      where: {one.place(names)}", ""
         effect = f"; {one.effect.says}" if one.effect.says else ""
         yield f"      {one.sure}{effect}", ""
-    yield from merge_alike([
-        (f"  {one.cause or 'unknown cause'} ({one.sure}): {one.says}", "warn") for one in causes[1:]
-    ])  # fmt: skip
+    yield from merge_alike(
+        [
+            (f"  {one.cause or 'unknown cause'} ({one.sure}): {one.says}", "warn")
+            for one in causes[1:]
+        ]
+    )
 
 
 def short_answer(
-    headline: Line, causes: Sequence[NamedCause], *, first_said: bool, others: Sequence[Line] = (),
-    left: Sequence[str] = (), unrun: Sequence[str] = (), unmended: str = "",
-    commands: Sequence[str] = (), names: int = NAMED,
-) -> list[Line]:  # fmt: skip
+    headline: Line,
+    causes: Sequence[NamedCause],
+    *,
+    first_said: bool,
+    others: Sequence[Line] = (),
+    left: Sequence[str] = (),
+    unrun: Sequence[str] = (),
+    unmended: str = "",
+    commands: Sequence[str] = (),
+    names: int = NAMED,
+) -> list[Line]:
     """Return at most LINES lines.
 
     `others` are differences that are no causes, a line each; `left` is what was not compared, in

@@ -360,7 +360,7 @@ def _verify(
                 )
             if not verifier.proved(output.info.name, tensor):
                 compare_written(output, record, tensor)
-        return len(plan.outputs), balanced_account(result, model, plan.left_out)
+        return len(plan.outputs), balanced_account(result, model, plan.left_out, plan.edited)
 
 
 def entry_file(files: tuple[Path, ...]) -> Path:

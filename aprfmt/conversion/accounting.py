@@ -7,12 +7,12 @@ dropped; a drop needs a flag, which the copy records. Everything else is lost.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.codecs.dialect import OF_INPUTS
-from aprfmt.conversion.options import Drops
+from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.sidecar_files import (
     KEYS,
     TEMPLATE,
@@ -32,6 +32,7 @@ from aprfmt.model.ledger import (
     NotCompared,
     State,
     folder_files,
+    key_paths,
     ledger,
     not_compared,
 )
@@ -52,6 +53,7 @@ _TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor")
 _UNREAD_KINDS: tuple[Kind, ...] = ("file", "metadata key", "config key")
 _NO_PLACE = "nothing reads it, and the copy has no place for it"
 _OTHER_VALUE = "another value, which nothing reads"
+_EDITED = "changed as asked"
 _INPUTS_GONE = "of activations, which a weight of the copy has not"
 
 
@@ -116,12 +118,18 @@ def describe_losses(entries: Sequence[SourceItem]) -> str:
     return f"{shown}{' ...' if len(entries) > _SHOWN else ''}"
 
 
-def account_for_source(copy: Model, source: Model, excused: Callable[[str], str]) -> Account:
+def account_for_source(
+    copy: Model,
+    source: Model,
+    excused: Callable[[str], str],
+    edited: Collection[tuple[str, str]] = (),
+) -> Account:
     """Return what became of everything in `source`.
 
     `excused(name)` gives the flag that left out a tensor or a file, "" for what should be there.
+    `edited` are keys (kind, name) that were to get another value or to go.
     """
-    both = _Both(copy, source, excused)
+    both = _Both(copy, source, excused, edited)
     said = sidecar_items(source, both.file)
     return Account((*both.tensors(), *both.head(), *both.keys(), *said, *both.unread()))
 
@@ -148,8 +156,14 @@ def sidecar_items(source: Model, fate: Callable[[str, str], SourceItem]) -> Iter
 class _Both:
     """A copy and its source, and what of the one answers what of the other."""
 
-    def __init__(self, copy: Model, source: Model, excused: Callable[[str], str]) -> None:
-        self.copy, self.source, self.excused = copy, source, excused
+    def __init__(
+        self,
+        copy: Model,
+        source: Model,
+        excused: Callable[[str], str],
+        edited: Collection[tuple[str, str]] = (),
+    ) -> None:
+        self.copy, self.source, self.excused, self.edited = copy, source, excused, edited
         self.roles, self.roles_of = _roles(copy, source), source.roles_of
         items = ledger(source, (*_TENSORS, *_UNREAD_KINDS)).items
         self.mine = Ledger(str(source.path), items)
@@ -295,6 +309,8 @@ class _Both:
             if item.kind in _TENSORS or (item.kind == "file" and companion_kind(item.name)):
                 continue  # it has its entry by what it is
             fate, how = fates.get(states.get((item.kind, item.name), "equal"), ("copied", ""))
+            if how and (item.kind, item.name) in self.edited:
+                how = _EDITED
             within = "config.json" if item.kind == "config key" else item.name
             yield SourceItem(item.name, f"unread {item.kind}", fate, self.excused(within) or how)
 
@@ -425,9 +441,27 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
         )
 
 
-def balanced_account(copy: Model, source: Model, left_out: Mapping[str, str]) -> Account:
+def edited_keys(source: Model, options: Options) -> frozenset[tuple[str, str]]:
+    """Return the keys (kind, name) that a conversion is to change or to take out by their names."""
+    found = {("metadata key", key) for key in (*options.metadata, *options.remove)}
+    text = options.texts.get("config.json")
+    if text is not None and source.config is not None:
+        sides = (source.config, json_object(text, f"{source.path}: config.json"))
+        before, after = (dict(key_paths(side)) for side in sides)
+        for key in (*before, *after):
+            if key not in before or key not in after or before[key] != after[key]:
+                found.add(("config key", key))
+    return frozenset(found)
+
+
+def balanced_account(
+    copy: Model,
+    source: Model,
+    left_out: Mapping[str, str],
+    edited: Collection[tuple[str, str]] = (),
+) -> Account:
     """Return the account of a conversion; ConversionError where something of the source is lost."""
-    found = account_for_source(copy, source, lambda name: left_out.get(name, ""))
+    found = account_for_source(copy, source, lambda name: left_out.get(name, ""), edited)
     scales = [entry for entry in found.lost if entry.how == _INPUTS_GONE]
     if scales and len(scales) == len(found.lost):
         matches = (OF_INPUTS.search(entry.name) for entry in scales)

@@ -102,9 +102,13 @@ class DialectWeight(PackedWeight):
         for suffix, part in stored.items():
             row = find_encoding(part.encoding)
             found[suffix if suffix != self.writer.main else ""] = TensorInfo(
-                stem + suffix, part.shape, part.encoding, 0, row.nbytes(part.shape),
+                stem + suffix,
+                part.shape,
+                part.encoding,
+                0,
+                row.nbytes(part.shape),
                 row.row_bytes(part.shape),
-            )  # fmt: skip
+            )
         for name, data in self.beside.items():
             shape = () if len(data) == 4 else (len(data) // 4,)
             found[f".{name}"] = TensorInfo(f"{stem}.{name}", shape, "F32", 0, len(data), None)
@@ -132,10 +136,16 @@ def make_dialect_weight(
             f"{what}: leave it as it is with --tensor PATTERN=ENCODING"
         )
     return DialectWeight(
-        output.info.name, writer.encoding, output.info.shape, output.make, writer=writer,
-        settings=_settings(output, writer, options, dtype), output=output, latest=latest,
+        output.info.name,
+        writer.encoding,
+        output.info.shape,
+        output.make,
+        writer=writer,
+        settings=_settings(output, writer, options, dtype),
+        output=output,
+        latest=latest,
         beside=_beside(output, writer),
-    )  # fmt: skip
+    )
 
 
 def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "F32") -> "Settings":

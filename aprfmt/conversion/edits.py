@@ -57,8 +57,12 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
     depth = 0
     while word.endswith("[]"):
         word, depth = word[:-2], depth + 1
-    every = {spelled: name for format in FORMATS.own for name in FORMATS[format].values.types
-             for spelled in (name, short_name(name))}  # fmt: skip
+    every = {
+        spelled: name
+        for format in FORMATS.own
+        for name in FORMATS[format].values.types
+        for spelled in (name, short_name(name))
+    }
     if left in model.metadata or not colon or not key:
         return left, ""
     types = FORMATS[model.format].values.types

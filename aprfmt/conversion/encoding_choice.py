@@ -36,9 +36,12 @@ if TYPE_CHECKING:
 
 
 def choose_encodings(
-    outputs: list[Output], model: Model, target: FormatSpec, options: Options,
+    outputs: list[Output],
+    model: Model,
+    target: FormatSpec,
+    options: Options,
     reasons: Mapping[str, str],
-) -> list[Output]:  # fmt: skip
+) -> list[Output]:
     """Give every output its encoding: the source's, unless the user or the target changes it.
 
     Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
@@ -153,9 +156,17 @@ def _wish(output: Output, options: Options) -> str | None:
         return options.choose(_asked(output), output.info.shape, output.source_encoding)
     wished = options.encoding
     if wished is None or (ENCODINGS.get(output.source_encoding) or find_encoding("F32")).numpy in (
-        "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "bool",
         "complex64",
-    ):  # fmt: skip
+    ):
         return None
     return wished if wished in PLAIN_FLOATS or not _is_vector(output) else None
 

@@ -35,9 +35,13 @@ COPIES = 4  # float32 arrays of a chunk that live at a time: values, input, read
 
 
 def estimate_conversion(
-    model: "Model", dst: Path, plan: "Plan", sizes: Mapping[Path, int], options: Options,
+    model: "Model",
+    dst: Path,
+    plan: "Plan",
+    sizes: Mapping[Path, int],
+    options: Options,
     hashing: bool,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the `estimate` of a dry run: bytes of memory and disk, seconds by kind of work."""
     folder = _existing(dst)
     output = sum(sizes.values())

@@ -134,10 +134,16 @@ class FolderEdits:
         for place, (old, _) in self._changed.items():
             new = after.value(place)
             how: Any = "set" if old is not _ABSENT else "added"
-            found.append(KeyChange(
-                str(place), how if new is not _ABSENT else "removed",
-                _shown(old), _shown(new), "", "",
-            ))  # fmt: skip
+            found.append(
+                KeyChange(
+                    str(place),
+                    how if new is not _ABSENT else "removed",
+                    _shown(old),
+                    _shown(new),
+                    "",
+                    "",
+                )
+            )
         return found
 
     # --- where ------------------------------------------------------------------------------
@@ -183,9 +189,10 @@ class FolderEdits:
         path = self._path(file, name)
         if _at(held, path) is not _ABSENT:
             copies = [
-                (part, name) for part in _ROPE
+                (part, name)
+                for part in _ROPE
                 if len(path) == 1 and _at(held, (part, name)) is not _ABSENT
-            ]  # fmt: skip
+            ]
             return [ValueLocation(file, each) for each in (path, *copies)]
         paths = [each for each in _paths(held) if each[-1] == name]
         if len(paths) > 1:
@@ -334,8 +341,9 @@ def write_in_place(folder: Path, texts: Mapping[str, str]) -> int:
     Raises OutputError for an address, and for a link, whose target may belong to others.
     """
     if is_remote(folder):
-        raise OutputError(f"{folder}: is an address; files are changed on this machine: write a "
-                          "copy with -o")  # fmt: skip
+        raise OutputError(
+            f"{folder}: is an address; files are changed on this machine: write a copy with -o"
+        )
     for name in texts:
         path = folder / name
         if path.is_symlink() or (path.exists() and os.stat(path).st_nlink > 1):

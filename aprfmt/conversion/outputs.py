@@ -1,6 +1,6 @@
 """A conversion's plan: the stored tensors of the target."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -91,6 +91,7 @@ class Plan:
     dropped: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)  # by name in the source: the flag
+    edited: Collection[tuple[str, str]] = ()  # keys (kind, name) that get another value, or go
     files_dropped: tuple[str, ...] = ()  # files beside the weights that --drop names
 
     @property

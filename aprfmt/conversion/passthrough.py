@@ -66,8 +66,11 @@ def joined_output(
     for name, tensor in model.items():
         held = all(target.holds(find_encoding(p.info.encoding)) for p in tensor.parts.values())
         if tensor.parts and name not in wanted and (held or target.carries):
-            stored = [(part, part.info.name) for part in tensor.parts.values()
-                      if part.info.name not in shared]  # fmt: skip
+            stored = [
+                (part, part.info.name)
+                for part in tensor.parts.values()
+                if part.info.name not in shared
+            ]
             shared.update(at for _, at in stored)
             outputs += [stored_output(part, names.get(at, at)) for part, at in stored]
             continue

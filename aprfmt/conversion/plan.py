@@ -26,7 +26,7 @@ from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.columns import Columns
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
-from aprfmt.conversion.accounting import omissions_by_flag
+from aprfmt.conversion.accounting import edited_keys, omissions_by_flag
 from aprfmt.conversion.dialects import choose_kept_codes
 from aprfmt.conversion.encoding_choice import check_importance, choose_encodings, split_into_parts
 from aprfmt.conversion.missing_roles import check_complete, missing_output_roles
@@ -98,6 +98,7 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
     alone = options.arch == "none" and model.format != target.name
     plan.left_out = omissions_by_flag(model, drops, files_too=alone, removed=options.remove)
+    plan.edited = edited_keys(model, options)
     plan.files_dropped = _dropped_files(model, drops)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
     plan.absent = missing_output_roles(model, plan, options, drops)

@@ -96,4 +96,4 @@ def check_planned_losses(
         planned = Model(source, folder)
     except AprfmtError:
         return  # what was written is judged: it says why it cannot be opened
-    balanced_account(planned, model, plan.left_out)
+    balanced_account(planned, model, plan.left_out, plan.edited)

@@ -181,9 +181,12 @@ def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list
 
 
 def check_requantization(
-    outputs: "Sequence[Output]", options: Options, path: Path, kept: Container[str] = (),
+    outputs: "Sequence[Output]",
+    options: Options,
+    path: Path,
+    kept: Container[str] = (),
     reasons: Mapping[str, str] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Raise ConversionError if quantized tensors would be quantized again without permission.
 
     Those in `kept` keep their codes; `reasons` say why others do not.

@@ -50,9 +50,13 @@ class RepackedTensor(LazyTensor):
     def __init__(self, origin: LazyTensor, made: "Repacked", threads: int) -> None:
         row, shape = ENCODINGS[made.row.target], made.shape
         self.info = TensorInfo(
-            origin.info.name, shape, row.name, origin.info.offset, row.nbytes(shape),
+            origin.info.name,
+            shape,
+            row.name,
+            origin.info.offset,
+            row.nbytes(shape),
             row.row_bytes(shape),
-        )  # fmt: skip
+        )
         self.origin, self.judged = origin, made.judged(threads)
         self.beside = dict(_beside(origin))
         if made.whole is not None:
@@ -273,9 +277,12 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
             info = make_info(f"{stem}.{name}", shape, "F32")
             tensor = MemoryTensor(info, data)
             yield Output(
-                info, "F32", [ByteRun(tensor, 0, info.nbytes)], partial(decode_tensor, tensor),
+                info,
+                "F32",
+                [ByteRun(tensor, 0, info.nbytes)],
+                partial(decode_tensor, tensor),
                 (info.name, *output.spellings[:1]),
-            )  # fmt: skip
+            )
 
 
 def _check_inputs(origin: LazyTensor, name: str) -> None:
@@ -314,9 +321,10 @@ def check_exact(
         one.info.name: one
         for output in outputs
         for one in output.sources
-        if isinstance(one, RepackedTensor) and one.judged.inexact
+        if isinstance(one, RepackedTensor)
+        and one.judged.inexact
         and one.info.name not in found.asked
-    }  # fmt: skip
+    }
     if not changed:
         return
     every = list(changed.values())

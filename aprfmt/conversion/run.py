@@ -317,13 +317,19 @@ def tensor_outcome(output: Output, written: WrittenTensor) -> TensorOutcome:
     if judged is not None:
         how = "lossy" if judged.inexact else "values"
     return TensorOutcome(
-        output.info.name if packed is None else packed.name, how,
-        before or output.source_encoding, output.encoding,
+        output.info.name if packed is None else packed.name,
+        how,
+        before or output.source_encoding,
+        output.encoding,
         output.info.shape if packed is None else packed.shape,
-        output.info.nbytes if packed is None else packed.nbytes, output.steps,
-        counts.changed, counts.overflowed, counts.underflowed, *(judged or (0, 0, 0.0)),
+        output.info.nbytes if packed is None else packed.nbytes,
+        output.steps,
+        counts.changed,
+        counts.overflowed,
+        counts.underflowed,
+        *(judged or (0, 0, 0.0)),
         written.lost_codes,
-    )  # fmt: skip
+    )
 
 
 def equal_bytes(runs: Sequence[ByteRun], stored: LazyTensor) -> int | None:

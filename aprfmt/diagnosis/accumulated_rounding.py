@@ -158,8 +158,11 @@ def _holds(view: ShadowPoint) -> str:
     if values.size < FEWEST or not np.isfinite(values).all():
         return ""
     with np.errstate(over="ignore"):
-        fits = (dtype for dtype in ("bfloat16", "float16")
-                if np.array_equal(rounded_to(values, dtype), values))  # fmt: skip
+        fits = (
+            dtype
+            for dtype in ("bfloat16", "float16")
+            if np.array_equal(rounded_to(values, dtype), values)
+        )
         return next(fits, "")
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ def numbers_of(values: Any) -> list[int | float]:
     return [values] if counts else []
 
 
-def agreement(case: Mismatch, found: ShadowPass) -> Agreement:
+def agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agreement:
     """Return what agrees in a pass with a change, and disagreed in the pass without it."""
     view, then = case.view, found.views.get(case.view.key)
     points = tuple(
@@ -73,7 +73,10 @@ def agreement(case: Mismatch, found: ShadowPass) -> Agreement:
         and found.views[other.key].residual is not None
         and not found.views[other.key].flagged
     )
-    if then is None or then.residual is None or view.point in DISCRETE or view.base:
+    based = view.base and change.gives is None  # by what it differs from its base is not known
+    if then is None and change.gives is not None:
+        then = replace(view, mine=change.gives)
+    if then is None or then.residual is None or view.point in DISCRETE or based:
         return Agreement(points=points)
     before, after = case.by_row(view), case.by_row(then)
     if before.shape != after.shape:

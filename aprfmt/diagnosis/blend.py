@@ -53,9 +53,13 @@ class Blend:
     """A model of both: `weights`, `hp`, and `own`, the stages that differ from A's, in order."""
 
     def __init__(
-        self, a: Model, b: Model, equal: frozenset[str], holder: Holder,
+        self,
+        a: Model,
+        b: Model,
+        equal: frozenset[str],
+        holder: Holder,
         parts: Sequence[Touched] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`parts` are B's that are replaced by A's; None: all of A."""
         self.spec, self.hp = (a.spec, a.hyper) if parts is None else (b.spec, b.hyper)
         taken = set(a.roles) if parts is None else set(equal)
@@ -92,8 +96,11 @@ def _stages(a: Model, blend: Blend) -> list[int]:
     """Return the stages in which a blend differs from A, in order."""
     keys = set(blend.weights)
     weights = {key for key in keys if key not in blend.of_a} | (set(a.roles) - keys)
-    numbers = [name for name in dict.fromkeys((*a.hyper, *blend.hp))
-               if not same_value(_value(a.hyper, name), _value(blend.hp, name))]  # fmt: skip
+    numbers = [
+        name
+        for name in dict.fromkeys((*a.hyper, *blend.hp))
+        if not same_value(_value(a.hyper, name), _value(blend.hp, name))
+    ]
     other = blend.spec.block != a.spec.block or blend.spec.forward != a.spec.forward
     count = count_stages(a)
     if other or count == 1:

@@ -27,8 +27,9 @@ def find_wrong_scales(
     `names` are those that cannot be read, None for every weight that is not joined.
     """
     for name in names or [name for name in good if name not in bad or not bad[name].parts]:
-        right, broken = (None if view is None else view.stored[0]
-                         for view in (good.get(name), bad.get(name)))  # fmt: skip
+        right, broken = (
+            None if view is None else view.stored[0] for view in (good.get(name), bad.get(name))
+        )
         found: Iterator[Wrong] = iter(())
         if right is not None and right.parts and right.packed is None:
             found = _beside(right, bad.source.tensors)

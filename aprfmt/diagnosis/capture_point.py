@@ -12,7 +12,7 @@ from dataclasses import replace
 from aprfmt.causes.forward.capture_names import around
 from aprfmt.causes.forward.cut_points import agrees_without, cuts, depends
 from aprfmt.causes.forward.mismatch import Change, Mismatch
-from aprfmt.diagnosis.relations import relation
+from aprfmt.diagnosis.relations import relation, sureness
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
 
@@ -36,9 +36,9 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     if after is None or after.flagged or before is None or not _acts(case, before, names):
         return None
     here = [key_name(name, case.layer) for name in names]
-    says = "; ".join(
-        f"{name} is {_relation(case, key)}" for key, name in zip(here, names, strict=True)
-    )
+    known = [_relation(case, key) for key in here]
+    told = [text or "other values" for text in known]
+    says = "; ".join(f"{name} is {text}" for name, text in zip(names, told, strict=True))
     return Change(
         "capture_point",
         f"what is recorded was taken at another point: {says}; {cut}, which is computed from it, "
@@ -47,8 +47,9 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
             k for k in (*here, *sorted(_everywhere(case, names) - {*here})) if case.recorded.has(k)
         ),
         drop=frozenset(_everywhere(case, names)),
-        values={"recorded_as": case.view.point, "is": _relation(case, key), "agrees": cut},
+        values={"recorded_as": case.view.point, "is": told[0], "agrees": cut},
         scoped=False,
+        most=sureness(known),
     )
 
 
@@ -72,7 +73,7 @@ def _acts(case: Mismatch, cut: ShadowPoint, names: Sequence[str]) -> bool:
 
 
 def _relation(case: Mismatch, key: str) -> str:
-    """Say how a point's recorded values follow from the reference's, as far as that is known."""
+    """Say how a point's recorded values follow from the reference's, "" if nothing gives them."""
     view = case.found.views[key]
     if view.recorded is None or view.recorded.rows is not None:
         return "some rows of another point"
@@ -81,4 +82,4 @@ def _relation(case: Mismatch, key: str) -> str:
             view.tolerance
         ):
             return name
-    return relation(view.mine, view.theirs, 10 * view.tolerance) or "other values"
+    return relation(view.mine, view.theirs, 10 * view.tolerance)

@@ -12,9 +12,11 @@ GAIN = 3.0  # gains (out / in) worth reporting
 
 
 def rounding(
-    points: Sequence[PointRow], found: Sequence[Finding], evidence: Sequence[Evidence],
+    points: Sequence[PointRow],
+    found: Sequence[Finding],
+    evidence: Sequence[Evidence],
     supposed: str = "",
-) -> Finding | None:  # fmt: skip
+) -> Finding | None:
     """Return the finding that all differences are rounding; None if there are no differences.
 
     `supposed` is an arithmetic that only the size of the differences shows: never confirmed.
@@ -37,9 +39,15 @@ def rounding(
     endless = [row for row in rows if not math.isfinite(_size(row) or 0.0)]
     if endless:
         return Finding(
-            "", f"{endless[0].key} is infinitely far apart: there is no distance to call rounding",
-            "forward", "bug", (endless[0].key,), False, endless[0].key, _size(endless[0]),
-        )  # fmt: skip
+            "",
+            f"{endless[0].key} is infinitely far apart: there is no distance to call rounding",
+            "forward",
+            "bug",
+            (endless[0].key,),
+            False,
+            endless[0].key,
+            _size(endless[0]),
+        )
     explained = bool(shadows) or not beyond
     says = f"runs differ by {_size(worst):.3g} at most, at {worst.key}"
     if beyond:
@@ -56,11 +64,18 @@ def rounding(
             "mistake is: a fault that is no larger cannot be told from that"
         )
     return Finding(
-        "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
-        explained and not supposed, beyond[0].key if beyond else "", _size(worst),
-        max(shadows, default=None), "the worst point; after: one operation at a time",
+        "rounding",
+        says,
+        "forward",
+        "precision" if explained else "bug",
+        (worst.key,),
+        explained and not supposed,
+        beyond[0].key if beyond else "",
+        _size(worst),
+        max(shadows, default=None),
+        "the worst point; after: one operation at a time",
         proof=unfitted_proof(len(shadows)) if shadows and explained else None,
-    )  # fmt: skip
+    )
 
 
 def _size(row: PointRow) -> float | None:

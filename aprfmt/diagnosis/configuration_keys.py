@@ -29,8 +29,12 @@ def mending_words(a: Model, b: Model, names: Collection[str]) -> list[str]:
         changes = dict(_apart(a, b))
         if not changes or not _mends(a, b, changes, names):
             return []
-        read = {key for one in (a, b) for key, name in one.resolution.report.read.items()
-                if name in names}  # fmt: skip
+        read = {
+            key
+            for one in (a, b)
+            for key, name in one.resolution.report.read.items()
+            if name in names
+        }
         own = {key: value for key, value in changes.items() if ".".join(key) in read}
         if own and _mends(a, b, own, names):
             changes = own

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.cut_points import cuts
 from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.relations import relation
+from aprfmt.diagnosis.relations import relation, sureness
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.recorded_trace import NO_VALUES, axis_of, fit, near_keys, takes_masks
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.proofs import unfitted_proof
+from aprfmt.measure.proofs import cap_proof, unfitted_proof
 from aprfmt.measure.tolerances import BASE, DISCRETE
 from aprfmt.measure.trace_rows import differ, spans
 from aprfmt.measure.trace_view import TraceLike
@@ -319,7 +319,7 @@ def _elsewhere(
         "capture_point", f"B recorded at another point: {words}; every other point agrees{why}",
         "capture", "same", tuple(says), True, first.key, first.rel_l2, 0.0, first.key,
         {"recorded_as": point, "is": says[first.key], "agrees": agrees},
-        proof=unfitted_proof(len(says), sum(map(bool, known.values())) / len(says)),
+        proof=cap_proof(unfitted_proof(len(says)), sureness([*known.values()])),
     )  # fmt: skip
 
 

@@ -20,7 +20,16 @@ def ranks_apart(traces: Mapping[str, Trace]) -> Iterator[Finding]:
         first, names = rows[0], tuple(dict.fromkeys(row["name"] for row in rows))
         more = f", and so in {len(names) - 1} arrays behind it" if len(names) > 1 else ""
         yield Finding(
-            "ranks_differ", f"{first['name']} (pass {first['pass']}): {first['says']}{more}",
-            "forward", "bug", names, False, "", first["apart"], None, first["name"],
-            {"axis": first["axis"], "ranks": list(first["ranks"])}, label,
-        )  # fmt: skip
+            "ranks_differ",
+            f"{first['name']} (pass {first['pass']}): {first['says']}{more}",
+            "forward",
+            "bug",
+            names,
+            False,
+            "",
+            first["apart"],
+            None,
+            first["name"],
+            {"axis": first["axis"], "ranks": list(first["ranks"])},
+            label,
+        )

@@ -102,13 +102,19 @@ def _unpacked(
     for good, bad, label in ((first, second, "B"), (second, first, "A")):
         told = None if good.damage else examine(good, bad, label)
         if told is not None:
-            found = [replace(one, next=mending_key(good, bad, one) if label == "B" else "")
-                     for one in told.findings]  # fmt: skip
+            found = [
+                replace(one, next=mending_key(good, bad, one) if label == "B" else "")
+                for one in told.findings
+            ]
             return Diagnosis(
-                a, b, tuple(found),
+                a,
+                b,
+                tuple(found),
                 (Evidence("tensor", str(error)), *told.evidence),
                 ("tensors: packed weights that do not decode",),
-                (f"{label} does not open, so nothing else",
-                 *(f"{name}: what is wrong with it" for name in told.left)),
-            )  # fmt: skip
+                (
+                    f"{label} does not open, so nothing else",
+                    *(f"{name}: what is wrong with it" for name in told.left),
+                ),
+            )
     return None

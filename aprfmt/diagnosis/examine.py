@@ -131,14 +131,16 @@ def _as_good(
     answers: Sequence[Solution], best: Solution, view: ShadowPoint
 ) -> tuple[Solution, ...]:
     """Return answers of other causes that explain a divergence as well as the best one."""
-    return _one_each(tuple(
-        answer
-        for answer in answers
-        if answer.change.cause != best.change.cause
-        and answer.reach == best.reach
-        and answer.change.general == best.change.general
-        and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER
-    ))  # fmt: skip
+    return _one_each(
+        tuple(
+            answer
+            for answer in answers
+            if answer.change.cause != best.change.cause
+            and answer.reach == best.reach
+            and answer.change.general == best.change.general
+            and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER
+        )
+    )
 
 
 def _searched(
@@ -173,16 +175,22 @@ def _searched(
     for step, without in needed:
         layers = step.layers if answer.layers is None else answer.layers
         own = replace(answer, change=step.change, layers=layers)
-        others = tuple(replace(answer, change=other.change, layers=other.layers)
-                       for other in search.instead(steps, step))  # fmt: skip
+        others = tuple(
+            replace(answer, change=other.change, layers=other.layers)
+            for other in search.instead(steps, step)
+        )
         made.append(Divergence(replace(case.view, residual=without), own, others, joined=True))
     return made
 
 
 def _reaching(
-    case: Mismatch, steps: Sequence[SearchStep], residual: float, known: set[str],
-    order: Mapping[str, int], here: int,
-) -> Solution | None:  # fmt: skip
+    case: Mismatch,
+    steps: Sequence[SearchStep],
+    residual: float,
+    known: set[str],
+    order: Mapping[str, int],
+    here: int,
+) -> Solution | None:
     """Return these steps as an answer, in the layers in which the pass agrees furthest."""
     scopes: list[Layers | None] = [None]
     if len(spanned(case)) <= 1 and case.layer >= 0:
@@ -206,7 +214,7 @@ def _reaching(
                 reach,
                 patched,
                 recorded,
-                agreement(case, found),
+                agreement(case, found, steps[-1].change),
             )
         if reach == math.inf:
             break
@@ -304,7 +312,14 @@ def _verified(
         reach = math.inf if then is None else order.get(then.key, _place(then, order))
         if reach > here and (best is None or reach > best.reach):
             best = Solution(
-                change, layers, residual, then, reach, patched, recorded, agreement(case, found)
+                change,
+                layers,
+                residual,
+                then,
+                reach,
+                patched,
+                recorded,
+                agreement(case, found, change),
             )
         if reach == math.inf:
             break
@@ -408,7 +423,7 @@ def find_faint_mistakes(
             guess = supposed(patched, case.recorded, left, 1.0) if left.flagged else None
             if guess is not None:
                 recorded, says = guess
-                agrees = agreement(case, shadow_pass(patched, recorded))
+                agrees = agreement(case, shadow_pass(patched, recorded), change)
                 answer = Solution(
                     change, layers, one.residual, None, math.inf, patched, recorded, agrees
                 )

@@ -88,13 +88,22 @@ def flags(a: Model, b: Model, found: Levels) -> None:
         if before <= bound:
             found.evidence.append(Evidence("config", f"{says}; the logits do not show it", (key,)))
             continue
-        found.stated.append(Finding(
-            hyper_causes()[row.name], says, "config", "bug",
-            tuple(dict.fromkeys((row.name, key, *row.keys))),
-            after <= bound, "", before, after, "logits as transformers reads the flag; after: with "
-            "the flag the tensors ask for", {row.name: {"a": not row.said, "b": row.said}},
-            proof=unfitted_proof() if after <= bound else None,
-        ))  # fmt: skip
+        found.stated.append(
+            Finding(
+                hyper_causes()[row.name],
+                says,
+                "config",
+                "bug",
+                tuple(dict.fromkeys((row.name, key, *row.keys))),
+                after <= bound,
+                "",
+                before,
+                after,
+                "logits as transformers reads the flag; after: with the flag the tensors ask for",
+                {row.name: {"a": not row.said, "b": row.said}},
+                proof=unfitted_proof() if after <= bound else None,
+            )
+        )
 
 
 def _key(model: Model, name: str) -> str:

@@ -12,7 +12,7 @@ from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.proofs import unfitted_proof
+from aprfmt.measure.proofs import cap_proof, unfitted_proof
 
 
 @dataclass
@@ -109,7 +109,7 @@ def _finding(label: str, divergence: Divergence) -> Finding:
         change.values,
         label,
         tuple(other.change.cause for other in divergence.others),
-        proof=answer.agreement.proof(change),
+        proof=cap_proof(answer.agreement.proof(change), change.most),
     )
 
 

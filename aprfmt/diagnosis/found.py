@@ -231,9 +231,11 @@ class Diagnosis(Tabular):
         if not left or any(one.level in ("forward", "capture") for one in left):
             return ""
         known = all(one.certainty != "located" for one in left)
-        why = "it has to be made again by what made it" if known else (
-            "what happened to it is not known"
-        )  # fmt: skip
+        why = (
+            "it has to be made again by what made it"
+            if known
+            else ("what happened to it is not known")
+        )
         if len(left) == len(faults):
             return f"no command mends B: {why}"
         names = dict.fromkeys(one.cause or "the unknown cause" for one in left)
@@ -296,10 +298,15 @@ class Diagnosis(Tabular):
             for one in self.findings
         ]
         return Card(
-            f"Diagnosis of {self.a} | {self.b}", self.sentence, tones.get(self.kind, "warn"), (),
-            [Table(("cause", "", "where", "first seen at"), rows, len(rows)),
-             Table(("next",), [(command,) for command in self.next], len(self.next))],
-        ).html()  # fmt: skip
+            f"Diagnosis of {self.a} | {self.b}",
+            self.sentence,
+            tones.get(self.kind, "warn"),
+            (),
+            [
+                Table(("cause", "", "where", "first seen at"), rows, len(rows)),
+                Table(("next",), [(command,) for command in self.next], len(self.next)),
+            ],
+        ).html()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data: the verdict's fields first, then findings, evidence and points."""

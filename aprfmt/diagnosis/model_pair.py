@@ -68,10 +68,13 @@ class ModelPair:
             if known and len(known) == len(rows) and all(row.equal for row in known):
                 says = "; ".join(dict.fromkeys(row.says for row in known))
                 levels.findings[i] = replace(
-                    finding, cause=EQUIVALENT, verdict=CAUSES[EQUIVALENT].verdict, confirmed=True,
+                    finding,
+                    cause=EQUIVALENT,
+                    verdict=CAUSES[EQUIVALENT].verdict,
+                    confirmed=True,
                     proof=unfitted_proof(len(known)),
                     says=f"{finding.says}; yet {says}",
-                )  # fmt: skip
+                )
 
     def lengths(self) -> dict[int, int]:
         """Return the tokens that reach a finding's differing quantities, by its number."""
@@ -87,20 +90,28 @@ class ModelPair:
     def live(self) -> list[int]:
         """Return the findings whose parts a pass reads, those of equal quantities left out."""
         rows = zip(self.levels.findings, self.levels.parts, strict=True)
-        return [i for i, (finding, part) in enumerate(rows)
-                if (part.hyper or part.keys) and finding.cause != EQUIVALENT]  # fmt: skip
+        return [
+            i
+            for i, (finding, part) in enumerate(rows)
+            if (part.hyper or part.keys) and finding.cause != EQUIVALENT
+        ]
 
     def proven(self) -> bool:
         """Say whether equal stored values and quantities prove equal logits; then say so."""
         report, a, b = self.levels.report, self.a, self.b
-        if report is None or self.live() or (a.spec.block, a.spec.forward) != (
-            b.spec.block, b.spec.forward,
-        ):  # fmt: skip
+        if (
+            report is None
+            or self.live()
+            or (a.spec.block, a.spec.forward) != (b.spec.block, b.spec.forward)
+        ):
             return False
         both = [row for row in report.tensors if not row.verdict.startswith("ONLY_IN")]
         roles = {*a.roles, *b.roles}
-        apart = [row for row in report.tensors if row not in both and row.key in roles
-                 and row.key != "output.weight"]  # fmt: skip
+        apart = [
+            row
+            for row in report.tensors
+            if row not in both and row.key in roles and row.key != "output.weight"
+        ]
         if apart or not both or any(row.verdict not in EQUAL for row in both):
             return False
         same = sum(row.verdict == "SAME_BYTES" for row in both)
@@ -123,8 +134,12 @@ class ModelPair:
         hypers = [model.hyper for model in models]
         length = max((reach for hp in hypers for reach in reaches(hp)), default=0)
         cheap = 2 * 2.0 * 1.5 * length * multiplied(self.a) <= CHEAP
-        wanted = [row.length + MARGIN for rows in self.quantities.values() for row in rows
-                  if row.length <= LONGEST]  # fmt: skip
+        wanted = [
+            row.length + MARGIN
+            for rows in self.quantities.values()
+            for row in rows
+            if row.length <= LONGEST
+        ]
         least = max(wanted, default=0)
         return choose(models, self.apart, long=runs or cheap, least=least, added=self.levels.added)
 
@@ -197,9 +212,13 @@ class ModelPair:
                 continue
             levels.findings[i] = finalize_finding(finding, share, bound)
             levels.evidence.append(
-                Evidence("forward", _effect(finding, share, bound), finding.where[:4],
-                         share.before if share.alone else None)
-            )  # fmt: skip
+                Evidence(
+                    "forward",
+                    _effect(finding, share, bound),
+                    finding.where[:4],
+                    share.before if share.alone else None,
+                )
+            )
 
     def _peel(self, measuring: Measuring, still: Sequence[int], bound: float) -> None:
         """Take the confirmed causes away one after the other, and say what is left."""
@@ -214,12 +233,19 @@ class ModelPair:
             levels.complete = last.distance <= bound
         if len(steps) > 1:
             names = [f"{_far(bare.distance, bare.kl)} as it is"]
-            names += [f"{_far(one.distance, one.kl)} without {levels.findings[i].cause}"
-                      for i, one in steps]  # fmt: skip
+            names += [
+                f"{_far(one.distance, one.kl)} without {levels.findings[i].cause}"
+                for i, one in steps
+            ]
             levels.evidence.append(
-                Evidence("forward", "the logits' distance, the confirmed causes taken away one "
-                         "after the other: " + ", ".join(names), (), last.distance)
-            )  # fmt: skip
+                Evidence(
+                    "forward",
+                    "the logits' distance, the confirmed causes taken away one "
+                    "after the other: " + ", ".join(names),
+                    (),
+                    last.distance,
+                )
+            )
 
     def _reached(self, measuring: Measuring, chosen: Chosen) -> None:
         """Say what the probes covered, and which differences they did not reach."""
@@ -320,10 +346,13 @@ def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
     if not share.alone:
         return replace(finding, confirmed=confirmed)
     found = replace(
-        finding, confirmed=confirmed, first=share.first if shows else "",
-        kl_before=share.kl_before, kl_after=share.kl_after,
+        finding,
+        confirmed=confirmed,
+        first=share.first if shows else "",
+        kl_before=share.kl_before,
+        kl_after=share.kl_after,
         exercised=exercised(share, shows),
-    )  # fmt: skip
+    )
     if own and finding.residual_after is not None and finding.confirmed:
         return found
     return replace(found, residual_before=before, residual_after=after, of="logits")

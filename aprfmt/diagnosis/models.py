@@ -89,12 +89,22 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[F
             named = (hyper_causes().get(n) for n in hyper if hyper.of(n).key in one.relation.where)
             cause = next(filter(None, named), cause)
         yield Finding(
-            cause, f"{side}: {one.relation.says}{one.relation.shown}", "tensor",
-            CAUSES[cause].verdict, one.relation.where, after < 0.5, "", 1.0, after,
+            cause,
+            f"{side}: {one.relation.says}{one.relation.shown}",
+            "tensor",
+            CAUSES[cause].verdict,
+            one.relation.where,
+            after < 0.5,
+            "",
+            1.0,
+            after,
             "share of the tensors that only one side has; before: readers find none of what the "
-            "change maps, counted as 1", side=side, next=one.relation.remedy,
-            counted=True, proof=unfitted_proof(len(report.tensors), 1.0 - after),
-        )  # fmt: skip
+            "change maps, counted as 1",
+            side=side,
+            next=one.relation.remedy,
+            counted=True,
+            proof=unfitted_proof(len(report.tensors), 1.0 - after),
+        )
 
 
 def _one_file(a: Model, b: Model) -> bool:

@@ -158,8 +158,11 @@ def reach(asked: StepParts, finding: Finding) -> str:
     if asked.b.model is not None and in_head(asked.b.model, finding.where):
         return f"aprfmt eval {shlex.quote(asked.b.text)} --draft --text TEXT"
     if asked.length:
-        vocab = min(int(side.model.hyper["vocab_size"]) for side in (asked.a, asked.b)
-                    if side.model is not None)  # fmt: skip
+        vocab = min(
+            int(side.model.hyper["vocab_size"])
+            for side in (asked.a, asked.b)
+            if side.model is not None
+        )
         code = f"import numpy as n; n.save('ids.npy', n.arange({asked.length}) % {vocab})"
         return f'python -c "{code}" && aprfmt diagnose {asked.pair} --ids ids.npy'
     return f'aprfmt diagnose {asked.pair} --prompt "$(cat TEXT)"'
@@ -217,11 +220,11 @@ def with_next(
         name for one in findings if one.level == "config" and _counts(one) for name in one.values
     )
     made = [
-        replace(one, next=one.next or step(
-            StepParts(a, b, ids, lengths.get(i, 0), trained, apart), one
-        ))
+        replace(
+            one, next=one.next or step(StepParts(a, b, ids, lengths.get(i, 0), trained, apart), one)
+        )
         for i, one in enumerate(findings)
-    ]  # fmt: skip
+    ]
     anew = {one.next for one in made if _counts(one) and _from(a, one.next)}
     keys = [one.next for one in made if _counts(one) and one.next.startswith("aprfmt set ")]
     command = anew.pop() if len(anew) == 1 else joined_sets(keys)

@@ -27,8 +27,11 @@ def observations(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
         said = _parted(_stats(a, key), _stats(b, key), _bound(a, b, key))
         if said:
             apart.append(key)
-            yield Evidence("forward", f"{key}: statistics differ beyond rounding: {said}; an "
-                           "observation, no cause", (key,))  # fmt: skip
+            yield Evidence(
+                "forward",
+                f"{key}: statistics differ beyond rounding: {said}; an observation, no cause",
+                (key,),
+            )
     if not apart:
         yield Evidence("forward", "statistics of all common points agree; values may differ still")
     first = apart[0] if apart else "logits"

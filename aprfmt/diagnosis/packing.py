@@ -65,9 +65,12 @@ def examine(
     told.findings = [_finding(cause, rows, label) for cause, rows in causes.items()]
     if told.findings and len(broken) > MOST:
         told.evidence.append(
-            Evidence("tensor", f"{len(broken)} packed weights of {label} do not decode; {MOST} of "
-                     "them were put right")
-        )  # fmt: skip
+            Evidence(
+                "tensor",
+                f"{len(broken)} packed weights of {label} do not decode; {MOST} of "
+                "them were put right",
+            )
+        )
     return told if told.findings else None
 
 
@@ -76,12 +79,19 @@ def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> F
     sure = all(row[2] for row in rows)
     more = f", and so in {len(rows) - 1} more" if len(rows) > 1 else ""
     return Finding(
-        cause, f"{label}: {rows[0][0]}: {rows[0][1]}{more}", "tensor", "bug",
-        tuple(row[0] for row in rows), sure,
-        residual_before=1.0 if sure else None, residual_after=0.0 if sure else None,
-        of="these weights, the share that does not decode", side=label, counted=True,
+        cause,
+        f"{label}: {rows[0][0]}: {rows[0][1]}{more}",
+        "tensor",
+        "bug",
+        tuple(row[0] for row in rows),
+        sure,
+        residual_before=1.0 if sure else None,
+        residual_after=0.0 if sure else None,
+        of="these weights, the share that does not decode",
+        side=label,
+        counted=True,
         proof=unfitted_proof(len(rows)) if sure else None,
-    )  # fmt: skip
+    )
 
 
 # --- which weights -------------------------------------------------------------------------------
@@ -125,15 +135,21 @@ def _by_claim(
             weight = prefix + dialect.weight
             if _joined(bad, weight) if names is None else weight not in names:
                 continue
-            beside = {s: dialect.stored(prefix, s, stored)
-                      for s in (*dialect.parts, *dialect.optional)}  # fmt: skip
+            beside = {
+                s: dialect.stored(prefix, s, stored) for s in (*dialect.parts, *dialect.optional)
+            }
             parts = {s: _part(bad, n) for s, n in beside.items() if n is not None}
             said = _said(section, weight, dialect)
             if said is None and not any(s in parts for s in dialect.parts):
                 continue
             missing = tuple(s for s in dialect.parts if s not in parts)
-            yield StoredWeight(weight, dialect, {dialect.main: _part(bad, name), **parts}, missing,
-                         said if said is not None else section)  # fmt: skip
+            yield StoredWeight(
+                weight,
+                dialect,
+                {dialect.main: _part(bad, name), **parts},
+                missing,
+                said if said is not None else section,
+            )
             break
 
 

@@ -116,8 +116,11 @@ def _distances(good: Model, model: Model, keys: Iterable[str]) -> dict[str, floa
 def _left(good: Model, made: Model, finding: Finding, before: Mapping[str, float]) -> float:
     """Return the largest distance left of the weights of a finding; inf where it is not mended."""
     packed = [key for key, view in made.roles.items() if any(one.packed for one in view.stored)]
-    own = [key for key in packed if key in finding.keys or set(finding.where) & {
-        key, *made.roles[key].names}]  # fmt: skip
+    own = [
+        key
+        for key in packed
+        if key in finding.keys or set(finding.where) & {key, *made.roles[key].names}
+    ]
     others = [key for key in packed if key not in own]
     if not own or any(key in made.roles and key not in own for key in finding.keys):
         return math.inf

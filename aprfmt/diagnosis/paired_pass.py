@@ -119,9 +119,15 @@ class PairedPass:
     """Two models and their passes; `routed` are the experts that passes used, by layer."""
 
     def __init__(
-        self, a: Model, b: Model, equal: frozenset[str], pair: Between, dtype: str,
-        memory: int | None = None, reporter: ProgressReporter = ProgressReporter(),
-    ) -> None:  # fmt: skip
+        self,
+        a: Model,
+        b: Model,
+        equal: frozenset[str],
+        pair: Between,
+        dtype: str,
+        memory: int | None = None,
+        reporter: ProgressReporter = ProgressReporter(),
+    ) -> None:
         self.reporter = reporter
         self.a, self.b, self.equal, self.pair, self.dtype = a, b, equal, pair, dtype
         self.holder = Holder(min(free_budget(), MOST_HELD) if memory is None else memory)
@@ -242,8 +248,11 @@ class PairedPass:
         return PassResult(
             math.inf if alone else found.rel_l2 or 0.0,
             None if odd is not None else divergence(mine, theirs),
-            first, odd, np.array_equal(mine, theirs), points,
-        )  # fmt: skip
+            first,
+            odd,
+            np.array_equal(mine, theirs),
+            points,
+        )
 
 
 def compared(

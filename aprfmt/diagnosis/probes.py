@@ -116,9 +116,13 @@ class Chosen:
 
 
 def choose(
-    models: Sequence[Model], apart: Differing, *, long: bool, least: int = 0,
+    models: Sequence[Model],
+    apart: Differing,
+    *,
+    long: bool,
+    least: int = 0,
     added: Sequence[int] = (),
-) -> Chosen:  # fmt: skip
+) -> Chosen:
     """Choose probes for these models, of `least` tokens at least; `long`: past every window.
 
     `added` are special and added tokens, of which some stand at the end.

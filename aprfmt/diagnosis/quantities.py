@@ -86,16 +86,21 @@ def frequencies(a: ByName, b: ByName) -> Quantity:
                 found.setdefault(position, []).append(layer)
                 break
     if not found:
-        return Quantity("inverse frequencies", f"the inverse frequencies of all layers are equal "
-                        f"up to the context of {longest}", None)  # fmt: skip
+        return Quantity(
+            "inverse frequencies",
+            f"the inverse frequencies of all layers are equal up to the context of {longest}",
+            None,
+        )
     first = min(found)
     layers = tuple(f"L{layer}" for layer in found[first])
     size = "in kind or factor" if math.isinf(worst) else f"by {worst:.3g} of their size at most"
     return Quantity(
-        "inverse frequencies", f"the inverse frequencies differ {size}, in {_count(layers)} and "
+        "inverse frequencies",
+        f"the inverse frequencies differ {size}, in {_count(layers)} and "
         f"for {'any sequence' if first < 2 else f'sequences of more than {first} tokens'}",
-        first, layers,
-    )  # fmt: skip
+        first,
+        layers,
+    )
 
 
 def _lengths(a: ByName, b: ByName, longest: int) -> list[int]:
@@ -178,9 +183,11 @@ def scales(a: ByName, b: ByName) -> Quantity:
         return Quantity("attention scale", "the factor on the scores is equal in all layers", None)
     i = apart[0]
     return Quantity(
-        "attention scale", f"scores are multiplied by {rows[0][i]:.6g} in A, {rows[1][i]:.6g} in B "
-        f"(layer {i})", 0, tuple(f"L{i}" for i in apart),
-    )  # fmt: skip
+        "attention scale",
+        f"scores are multiplied by {rows[0][i]:.6g} in A, {rows[1][i]:.6g} in B (layer {i})",
+        0,
+        tuple(f"L{i}" for i in apart),
+    )
 
 
 def _scales(hp: ByName) -> Sequence[float]:

@@ -1,6 +1,6 @@
 """How one value of a point follows from another, told by the numbers alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from aprfmt.causes.forward.rank_shares import block_order, says_order
 from aprfmt.causes.forward.shards import COUNTS
 from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.verdicts import Certainty
 from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
@@ -17,6 +18,11 @@ Array = NDArray[Any]
 def _turned(x: Array) -> Array:
     """Return [tokens, heads, d] as it lies in memory with heads first."""
     return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
+
+
+# Of these values only the lengths of vectors, or the values without their places, come out.
+ROTATED = "its value with every vector rotated, as by rope"
+REORDERED = "the same values in another order"
 
 
 def relation(mine: Array, theirs: Array, bound: float) -> str:
@@ -43,7 +49,7 @@ def relation(mine: Array, theirs: Array, bound: float) -> str:
         return f"its value times {factor:.6g}"
     ends = [np.linalg.norm(v, axis=-1) for v in (x, y)]
     if rel_l2(*ends) <= bound:
-        return "its value with every vector rotated, as by rope"
+        return ROTATED
     other = y.reshape(len(x), -1)
     scale = np.sum(other * flat, 1) / np.maximum(np.sum(flat * flat, 1), 1e-300)
     if rel_l2(flat * scale[:, None], other) <= bound:
@@ -54,7 +60,7 @@ def relation(mine: Array, theirs: Array, bound: float) -> str:
             "its value with every column multiplied by a number of its own, as by a norm's weight"
         )
     if np.allclose(np.sort(x, axis=None), np.sort(y, axis=None), rtol=bound, atol=bound):
-        return "the same values in another order"
+        return REORDERED
     return ""
 
 
@@ -75,3 +81,14 @@ LAYOUTS: tuple[tuple[str, Callable[[Array], Array]], ...] = (
      lambda x: np.stack(np.split(x[..., : x.shape[-1] // 2 * 2], 2, axis=-1), -1).reshape(
          *x.shape[:-1], -1) if x.shape[-1] % 2 == 0 else x),
 )  # fmt: skip
+
+
+def sureness(found: Sequence[str]) -> Certainty:
+    """Return how sure it is at most that points were taken elsewhere; `found` are their relations.
+
+    Located where no relation gives one of them, explained where one gives them in part.
+    """
+    if not all(found):
+        return "located"
+    parts = (ROTATED, REORDERED)
+    return "explained" if any(text.endswith(parts) for text in found) else "confirmed"

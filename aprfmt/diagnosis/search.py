@@ -226,11 +226,16 @@ class Search:
         case, patched = self.case, self.case.patched
         for kind, layers in kinds_of_layers(patched).items():
             for maker in (theta_change, divided_change):
-                step = self._fit([
-                    one for one in self.singles
-                    if one.steps[0].layers == layers
-                    and one.steps[0].change.cause == maker(patched, kind, 2.0).cause
-                ], lambda v, make=maker, kind=kind: make(patched, kind, v), layers)  # fmt: skip
+                step = self._fit(
+                    [
+                        one
+                        for one in self.singles
+                        if one.steps[0].layers == layers
+                        and one.steps[0].change.cause == maker(patched, kind, 2.0).cause
+                    ],
+                    lambda v, make=maker, kind=kind: make(patched, kind, v),
+                    layers,
+                )
                 yield from step
         for cause, make in (("attention_scale", scale_change), ("norm_eps", eps_change)):
             near = [one for one in self.singles if one.steps[0].change.cause == cause]

@@ -37,16 +37,24 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     counts = Counter(row.verdict for row in report.tensors)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     evidence = [Evidence("tensor", f"{len(report.tensors)} tensors: {said}", apart[:_SHOWN])]
-    evidence += [Evidence("config", f"tokenizer, {row.name}: A {row.a}, B {row.b}")
-                 for row in report.tokenizer if row.decisive]  # fmt: skip
+    evidence += [
+        Evidence("config", f"tokenizer, {row.name}: A {row.a}, B {row.b}")
+        for row in report.tokenizer
+        if row.decisive
+    ]
     why = [f"{label}: {text}" for label, model in (("A", a), ("B", b)) if (text := refused(model))]
     return Diagnosis(
-        *texts, tuple(findings), tuple(evidence),
+        *texts,
+        tuple(findings),
+        tuple(evidence),
         ("tensors: by their stored names", "tokenizer: as diff compares it"),
-        (*why, "hyperparameters and forward pass: they need the architecture of both; name it with "
-         "--arch, or correct what its line says"),
+        (
+            *why,
+            "hyperparameters and forward pass: they need the architecture of both; name it with "
+            "--arch, or correct what its line says",
+        ),
         "" if findings else _reason(report),
-    )  # fmt: skip
+    )
 
 
 def _reason(report: DiffReport) -> str:

@@ -78,8 +78,11 @@ def _unpacked(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> 
 
 def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
     """Yield tensors with NaN or infinities: first those on one side only, then those on both."""
-    odd = [(row.key, row.stats.nonfinite) for row in rows
-           if row.stats is not None and row.stats.nonfinite is not None]  # fmt: skip
+    odd = [
+        (row.key, row.stats.nonfinite)
+        for row in rows
+        if row.stats is not None and row.stats.nonfinite is not None
+    ]
     for key, found in sorted(odd, key=lambda one: not one[1].alone):
         yield Evidence("tensor", f"{key}: {found.says()}", (key,), float(found.alone))
 
@@ -125,10 +128,14 @@ def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> N
                 Finding(
                     "missing_bias",
                     f"{side} lacks {len(biases)} biases of the other's: {', '.join(biases[:4])}",
-                    "tensor", "bug", biases, False, side=side,
+                    "tensor",
+                    "bug",
+                    biases,
+                    False,
+                    side=side,
                 ),
                 Touched((), biases),
-            )  # fmt: skip
+            )
         others = [key for key in keys if key not in biases]
         if others:
             found.evidence.append(
@@ -164,8 +171,11 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
         side, name = label[-1], a.spec.name
         unread = (a if side == "A" else b).unread
         codes = {tensor.name for tensor in unread.tensors} if unread else set()
-        keys = [row.key for row in rows if row.verdict == label and row.key not in codes
-                and not _is_role(a, b, row.key)]  # fmt: skip
+        keys = [
+            row.key
+            for row in rows
+            if row.verdict == label and row.key not in codes and not _is_role(a, b, row.key)
+        ]
         if not keys:
             continue
         many = f"{len(keys)} tensor{'s' if len(keys) > 1 else ''}"
@@ -174,10 +184,14 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
             Finding(
                 "extra_tensor",
                 f"{side} has {many} that the other has not and {name} does not read: {shown}",
-                "tensor", CAUSES["extra_tensor"].verdict, tuple(keys), True, side=side,
+                "tensor",
+                CAUSES["extra_tensor"].verdict,
+                tuple(keys),
+                True,
+                side=side,
             ),
             Touched(),
-        )  # fmt: skip
+        )
         found.not_checked.append(
             f"{shown}: only in {side}, and no part of {name}; what another engine makes of it is "
             "not known"
@@ -218,14 +232,19 @@ def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
             Finding(
                 cause,
                 f"{len(chosen)} tensors are {coarser} on one side, within its rounding{steps}",
-                "tensor", "precision", keys, True,
-                residual_before=worst, residual_after=0.0, of="stored values beyond one step",
+                "tensor",
+                "precision",
+                keys,
+                True,
+                residual_before=worst,
+                residual_after=0.0,
+                of="stored values beyond one step",
                 values={"encoding": coarser, "steps": off},
                 # The steps of blocks are those of the copy; a float type's unit is its own.
                 proof=Proof(len(keys), 1.0, 0, math.inf, accused=cause == "quantisation"),
             ),
             Touched((), keys),
-        )  # fmt: skip
+        )
 
 
 def _bits(name: str) -> float:
@@ -244,7 +263,12 @@ def _strange(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
             "stale_tensor",
             f"{len(rows)} tensors have other values, which nothing relates to the other side's: "
             f"{', '.join(keys[:3])}",
-            "tensor", "bug", keys, False, residual_before=worst, of="stored values",
+            "tensor",
+            "bug",
+            keys,
+            False,
+            residual_before=worst,
+            of="stored values",
         ),
         Touched((), keys),
-    )  # fmt: skip
+    )

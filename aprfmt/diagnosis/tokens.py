@@ -45,10 +45,22 @@ def _cause(one: Difference, b: Model) -> Finding:
     elif not one.shown:
         says += "; no probe text and no conversation shows it"
     return Finding(
-        one.cause, says, "identity", "bug", one.where, one.shown, "", one.before, one.after, _OF,
-        {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if one.shown else "not_exercised",
-        proof=_proof(one), counted=True, next=_mended(b, one.mend),
-    )  # fmt: skip
+        one.cause,
+        says,
+        "identity",
+        "bug",
+        one.where,
+        one.shown,
+        "",
+        one.before,
+        one.after,
+        _OF,
+        {one.name: {"a": one.a, "b": one.b}},
+        exercised="shows" if one.shown else "not_exercised",
+        proof=_proof(one),
+        counted=True,
+        next=_mended(b, one.mend),
+    )
 
 
 def _proof(one: Difference) -> Proof | None:

@@ -86,14 +86,24 @@ def _finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Fin
     other = "A" if label == "B" else "B"
     value = _at(good.config, path)
     return Finding(
-        cause, f"{label}'s configuration does not fit its tensors: {key} is {value} in {other} and "
+        cause,
+        f"{label}'s configuration does not fit its tensors: {key} is {value} in {other} and "
         f"missing or another in {label}; with {other}'s value it is read"
-        + ", and says the same" * equal,
-        "config", "bug", (cause, name, key), away <= bound, "", 1.0, away,
+        + ", and says the same"
+        * equal,
+        "config",
+        "bug",
+        (cause, name, key),
+        away <= bound,
+        "",
+        1.0,
+        away,
         f"logits of {other}'s weights under {label}'s configuration; before: there are none, "
-        f"counted as 1; after: with {other}'s {key}", {key: {other.lower(): value}}, counted=True,
+        f"counted as 1; after: with {other}'s {key}",
+        {key: {other.lower(): value}},
+        counted=True,
         proof=unfitted_proof() if away <= bound else None,
-    )  # fmt: skip
+    )
 
 
 def _distance(good: Model, made: Model) -> tuple[float, float]:

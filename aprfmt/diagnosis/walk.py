@@ -13,6 +13,7 @@ from aprfmt.diagnosis.dumped_ranks import ranks_apart
 from aprfmt.diagnosis.forward import JudgedTrace, common, judged
 from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.mixed_checkpoints import find_mixture
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.nextstep import with_next
@@ -125,6 +126,8 @@ class Walk:
 
     def run(self) -> Diagnosis:
         """Go through the levels until one explains the differences seen in later ones."""
+        if self._of_two_checkpoints():
+            return self.done()
         if self.a.model is not None and self.b.model is not None:
             self.reporter.comparing(stored_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model)
@@ -161,6 +164,26 @@ class Walk:
             if not self.levels.checked:
                 return self.done("there is nothing that both sides have")
         return self.done(self._incomparable())
+
+    def _of_two_checkpoints(self) -> bool:
+        """Record that a trace has one part of another checkpoint than the model it is held to."""
+        sides = sorted((self.a, self.b), key=lambda side: side.kind)
+        model, run = sides[0].model, sides[1]
+        if [side.kind for side in sides] != ["model", "trace"] or self.reference is None:
+            return False
+        if model is None or self._same_model():
+            return False
+        self._load(run)
+        if self.levels.reason or self._settle_ids() or self.ids is None:
+            return False
+        found = find_mixture(
+            model, self.reference, self.traces[run.label], self.ids, self._dtype(), run.label
+        )
+        if found is None:
+            return False
+        self.levels.findings.append(found)
+        self.levels.checked.append(f"{run.label}: with each part of {self.reference.path.name}")
+        return True
 
     def model_of(self, side: Side) -> Model | None:
         """Return the model a side ran on: its own, the given one, or the other side's."""

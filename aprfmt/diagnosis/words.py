@@ -21,10 +21,15 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
     # Rounding is judged by the values, all of them: no pass over them is owed.
     unrun = () if result.kind in ("same", "precision") else result.coverage.not_reached
     return short_answer(
-        (result.sentence, style), causes, first_said=lead or _said(result),
+        (result.sentence, style),
+        causes,
+        first_said=lead or _said(result),
         left=open_items if lead else (),
-        unrun=unrun, unmended=result.unmended, commands=result.next, names=names,
-    )  # fmt: skip
+        unrun=unrun,
+        unmended=result.unmended,
+        commands=result.next,
+        names=names,
+    )
 
 
 def _said(result: Diagnosis) -> bool:

@@ -51,13 +51,16 @@ def facts_of(row: Row) -> RowFacts:
         return RowFacts(identity, name, outcome, base, row["found"], details=json.dumps(details))
     shown = outcome in ("FAIL", ERROR)
     return RowFacts(
-        identity, name, outcome, "",
+        identity,
+        name,
+        outcome,
+        "",
         row["found"] if shown else "",
         json.dumps(row["findings"]) if shown else "",
         json.dumps(details) if name in UNREAD else "",
         model=_model(name, details),
         tensors=_tensors(details) if name == "digests" else (),
-    )  # fmt: skip
+    )
 
 
 def _model(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,14 +68,21 @@ def _model(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
     if name == OPEN:
         return {"format": details.get("format")}
     if name == "support":
-        return {"arch": details.get("architecture"), "level": details.get("level"),
-                "shapes": details.get("shapes")}  # fmt: skip
+        return {
+            "arch": details.get("architecture"),
+            "level": details.get("level"),
+            "shapes": details.get("shapes"),
+        }
     if name == "encodings":
-        return {"quantized": details.get("quantized"),
-                "encodings": json.dumps(details.get("bytes", {}))}  # fmt: skip
+        return {
+            "quantized": details.get("quantized"),
+            "encodings": json.dumps(details.get("bytes", {})),
+        }
     if name == "template":
-        return {"template": details.get("template") or "none",
-                "vocabulary": details.get("vocabulary")}  # fmt: skip
+        return {
+            "template": details.get("template") or "none",
+            "vocabulary": details.get("vocabulary"),
+        }
     return {}
 
 

@@ -52,12 +52,15 @@ def tensor_digests(context: CheckContext) -> QuestionAnswer:
     model = context.model
     rows = [
         [
-            row["key"], row["encoding"], row["shape"], _sizes(model, row["names"]),
+            row["key"],
+            row["encoding"],
+            row["shape"],
+            _sizes(model, row["names"]),
             hashlib.sha256("".join(row["raw"]).encode()).hexdigest() if row["raw"] else None,
             row.get("decoded"),
         ]
         for row in tensor_rows(model)
-    ]  # fmt: skip
+    ]
     lost = sum(row[4] is None for row in rows)
     outcome: Outcome = "NOT_RUN" if lost == len(rows) else "PASS"
     note = f", {lost} cannot be read" if lost else ""
@@ -78,10 +81,16 @@ def template_hash(context: CheckContext) -> QuestionAnswer:
         pieces.update(f"{piece}\0".encode(errors="surrogatepass"))
     found = None if text is None else hashlib.sha256(text.encode(errors="replace")).hexdigest()
     said = "no chat template" if text is None else f"{len(text)} characters"
-    return QuestionAnswer("PASS", said, details={
-        "template": found, "characters": 0 if text is None else len(text),
-        "vocabulary": pieces.hexdigest(), "pieces": len(words.tokens),
-    })  # fmt: skip
+    return QuestionAnswer(
+        "PASS",
+        said,
+        details={
+            "template": found,
+            "characters": 0 if text is None else len(text),
+            "vocabulary": pieces.hexdigest(),
+            "pieces": len(words.tokens),
+        },
+    )
 
 
 def bytes_by_encoding(context: CheckContext) -> QuestionAnswer:
@@ -93,10 +102,15 @@ def bytes_by_encoding(context: CheckContext) -> QuestionAnswer:
         bytes_of[view.encoding] += all_bytes(view)
         count_of[view.encoding] += math.prod(view.shape)
     most = ", ".join(name for name, _ in bytes_of.most_common(3))
-    return QuestionAnswer("PASS", most or "no tensors", details={
-        "bytes": dict(bytes_of), "parameters": dict(count_of),
-        "quantized": any(not find_encoding(name).numpy for name in bytes_of),
-    })  # fmt: skip
+    return QuestionAnswer(
+        "PASS",
+        most or "no tensors",
+        details={
+            "bytes": dict(bytes_of),
+            "parameters": dict(count_of),
+            "quantized": any(not find_encoding(name).numpy for name in bytes_of),
+        },
+    )
 
 
 def architecture_support(context: CheckContext) -> QuestionAnswer:
@@ -138,10 +152,11 @@ def _of_check(row: Any) -> Question:
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
         found = answer.why or next(filter(None, lines), "")
         return QuestionAnswer(
-            answer.outcome, found,
+            answer.outcome,
+            found,
             [asdict(one) for one in itertools.islice(answer.findings, SHOWN)],
             {"items": len(answer.findings)} if row.name in UNREAD else None,
-        )  # fmt: skip
+        )
 
     return Question(row.name, row.proves, asked)
 

@@ -100,10 +100,15 @@ class ScanReport(Tabular):
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
         return {
-            "results": str(self.out), "asked": self.asked, "kept": self.kept, "left": self.left,
-            "seconds": round(self.seconds, 3), "requests": self.requests, **self.found,
+            "results": str(self.out),
+            "asked": self.asked,
+            "kept": self.kept,
+            "left": self.left,
+            "seconds": round(self.seconds, 3),
+            "requests": self.requests,
+            **self.found,
             **self.pronounced.to_json(),
-        }  # fmt: skip
+        }
 
 
 class _Meter:

@@ -20,6 +20,7 @@ from aprfmt.fleet.tasks import DERIVES, ERROR
 
 SHARED = 0.5  # of the tensors of a family's members that are alike, from here on they are listed
 MANY = 1000  # groups of copies listed; the sums are of all
+COUNTED = ("PASS", "FAIL", "NOT_RUN", "ERROR")  # the outcomes that a model's line counts
 
 _TABLES = """
 PRAGMA journal_mode = OFF;
@@ -126,12 +127,18 @@ class Summary:
             DERIVES,
         )
         return [
-            {"model": model, "bytes": size, "places": len(json.loads(places)), "format": form,
-             "architecture": arch, "level": level, "encodings": json.loads(kinds or "{}"),
-             "PASS": passed or 0, "FAIL": failed or 0, "NOT_RUN": not_run or 0, "ERROR": error or 0}
-            for model, size, places, form, arch, level, kinds, passed, failed, not_run, error
-            in lines
-        ]  # fmt: skip
+            {
+                "model": model,
+                "bytes": size,
+                "places": len(json.loads(places)),
+                "format": form,
+                "architecture": arch,
+                "level": level,
+                "encodings": json.loads(kinds or "{}"),
+                **dict(zip(COUNTED, (count or 0 for count in counts), strict=True)),
+            }
+            for model, size, places, form, arch, level, kinds, *counts in lines
+        ]
 
     def unread(self) -> list[dict[str, Any]]:
         """Return the models that have items which no table lists, and how many were named."""
@@ -152,10 +159,15 @@ class Summary:
             DERIVES,
         )
         return [
-            {"model": model, "check": name, "outcome": outcome, "found": found,
-             "findings": json.loads(findings)}
+            {
+                "model": model,
+                "check": name,
+                "outcome": outcome,
+                "found": found,
+                "findings": json.loads(findings),
+            }
             for model, name, outcome, found, findings in lines
-        ]  # fmt: skip
+        ]
 
     def faults(self) -> list[dict[str, Any]]:
         """Return how many models fail each check, the commonest first."""
@@ -168,9 +180,11 @@ class Summary:
 
     def copies(self) -> dict[str, Any]:
         """Return what is stored more than once: groups of equal tensors, and the bytes to save."""
-        groups = ("SELECT raw, max(bytes) AS size, count(*) AS copies, "
-                  "count(DISTINCT identity) AS models FROM tensors WHERE bytes > 0 "
-                  "GROUP BY raw HAVING copies > 1")  # fmt: skip
+        groups = (
+            "SELECT raw, max(bytes) AS size, count(*) AS copies, "
+            "count(DISTINCT identity) AS models FROM tensors WHERE bytes > 0 "
+            "GROUP BY raw HAVING copies > 1"
+        )
         tensors, saved = next(
             self._ask(f"SELECT count(*), coalesce(sum(size * (copies - 1)), 0) FROM ({groups})")
         )
@@ -183,9 +197,14 @@ class Summary:
                 raw,
             )
             listed.append(
-                {"raw": raw, "bytes": size, "copies": copies, "models": models,
-                 "where": [{"model": model, "tensor": key} for model, key in where]}
-            )  # fmt: skip
+                {
+                    "raw": raw,
+                    "bytes": size,
+                    "copies": copies,
+                    "models": models,
+                    "where": [{"model": model, "tensor": key} for model, key in where],
+                }
+            )
         return {"tensors": tensors, "bytes": saved, "groups": listed}
 
     def pairs(self, each: int = 4) -> Iterator[QuantizedPair]:
@@ -193,17 +212,22 @@ class Summary:
 
         Those that share the most decoded tensors come first, `each` at most of one model.
         """
-        quantized = list(self._ask(
-            "SELECT identity, shapes FROM models WHERE quantized AND shapes IS NOT NULL "
-            "ORDER BY model"
-        ))  # fmt: skip
+        quantized = list(
+            self._ask(
+                "SELECT identity, shapes FROM models WHERE quantized AND shapes IS NOT NULL "
+                "ORDER BY model"
+            )
+        )
         for identity, shapes in quantized:
             bases = self._ask(
                 "SELECT b.identity, (SELECT count(*) FROM tensors x JOIN tensors y "
                 "ON x.decoded = y.decoded AND x.key = y.key WHERE x.identity = ? "
                 "AND y.identity = b.identity) AS shared FROM models b WHERE b.shapes = ? "
-                "AND b.quantized = 0 ORDER BY shared DESC, b.model LIMIT ?", identity, shapes, each
-            )  # fmt: skip
+                "AND b.quantized = 0 ORDER BY shared DESC, b.model LIMIT ?",
+                identity,
+                shapes,
+                each,
+            )
             for base, _ in list(bases):
                 yield QuantizedPair(identity, base)
 
@@ -216,10 +240,15 @@ class Summary:
             DERIVES,
         )
         found = [
-            {"model": model, "base": base, "proof": "encoded again", "found": said,
-             "details": json.loads(details)}
+            {
+                "model": model,
+                "base": base,
+                "proof": "encoded again",
+                "found": said,
+                "details": json.loads(details),
+            }
             for model, base, said, details in proven
-        ]  # fmt: skip
+        ]
         return [*found, *self._alike()]
 
     def _alike(self) -> Iterator[dict[str, Any]]:
@@ -260,8 +289,12 @@ class Summary:
     def to_json(self) -> Mapping[str, Any]:
         """Return all of it as plain data."""
         return {
-            "counts": self.counts(), "models": self.models(), "damage": self.damage(),
+            "counts": self.counts(),
+            "models": self.models(),
+            "damage": self.damage(),
             "unread": self.unread(),
-            "faults": self.faults(), "copies": self.copies(), "families": self.families(),
+            "faults": self.faults(),
+            "copies": self.copies(),
+            "families": self.families(),
             "templates": self.drift(),
-        }  # fmt: skip
+        }

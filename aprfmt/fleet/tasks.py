@@ -130,7 +130,15 @@ def check_derives(subject: FleetModel, base: FleetModel) -> QuestionAnswer:
     others = of - same - len(sides)
     proven = bool(yes + same) and not no and len(sides) == yes and not others
     said = f"{yes} of {len(sides)} quantized tensors are base's encoded again, {same} of {of} equal"
-    return QuestionAnswer("PASS" if proven else "FAIL", said, details={
-        "derives": yes, "does_not": no, "open": len(sides) - yes - no, "equal": same,
-        "tensors": of, "modes": list(modes),
-    })  # fmt: skip
+    return QuestionAnswer(
+        "PASS" if proven else "FAIL",
+        said,
+        details={
+            "derives": yes,
+            "does_not": no,
+            "open": len(sides) - yes - no,
+            "equal": same,
+            "tensors": of,
+            "modes": list(modes),
+        },
+    )

@@ -120,8 +120,14 @@ def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
     record = patch_path(path)
     with lock_folder(path.parent) as lock, delay_signals():
         facts = _facts(path)
-        if facts is None or file_identity(facts) != identity or os.path.lexists(record):
+        if facts is None or file_identity(facts) != identity:
             raise OutputError(f"{path}: was changed by somebody else meanwhile; it is left alone")
+        if os.path.lexists(record):
+            raise OutputError(
+                f"{path}: cannot be changed in place: {record.name} lies where the change would be "
+                "noted, and is no change that can be completed; check the file and remove it, or "
+                "write a copy with -o"
+            )
         head = _signed({
             "schema": SCHEMA,
             "file": inode_identity(facts),

@@ -38,6 +38,7 @@ from aprfmt.formats.temporary_files import (
     delay_signals,
     is_temporary,
     lock_folder,
+    os_reason,
     output_error,
     remove,
     remove_leftovers,
@@ -365,7 +366,7 @@ def _read(folder: Path, name: str) -> Journal:
     try:
         fd = os.open(path, os.O_RDONLY | _NO_FOLLOW)
     except OSError as error:
-        raise FormatError(f"{path}: cannot be opened: {error.strerror}; remove it") from error
+        raise FormatError(f"{path}: cannot be opened: {os_reason(error)}; remove it") from error
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_BYTES:

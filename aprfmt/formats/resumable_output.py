@@ -378,8 +378,11 @@ class ResumableFileSet(FileSet):
         return False
 
     def _compare(self, begun: EarlierRun, sources: Mapping[str, str], plan: str) -> None:
-        changed = [name for name in {**begun.sources, **sources}
-                   if begun.sources.get(name) != sources.get(name)]  # fmt: skip
+        changed = [
+            name
+            for name in {**begun.sources, **sources}
+            if begun.sources.get(name) != sources.get(name)
+        ]
         todo = f"remove {self.hidden.name} and {self._journal.name} to begin anew"
         if changed:
             raise OutputError(

@@ -37,6 +37,7 @@ _TODO = {
     errno.EACCES: "allow writing in that folder or write elsewhere",
     errno.EPERM: "allow writing in that folder or write elsewhere",
     errno.ENOENT: "make the folder first",
+    errno.ELOOP: "remove it",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EFBIG: "the file system or a limit (ulimit -f) forbids files of this size",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -48,12 +49,20 @@ _TODO = {
 def output_error(path: Path | str, what: str, error: OSError | ValueError) -> OutputError:
     """Return the OutputError that says which output failed, why, and what to do."""
     number = error.errno if isinstance(error, OSError) else None
-    reason = os.strerror(number) if number else str(error)
+    reason = os_reason(error)
     todo = f"; {_TODO[number]}" if number in _TODO else ""
     result = OutputError(f"{path}: {what}: {reason}{todo}")
     if number:
         result.errno = number
     return result
+
+
+def os_reason(error: OSError | ValueError) -> str:
+    """Return why a system call failed; of a link that is not followed, which one it is."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and number == errno.ELOOP:  # what O_NOFOLLOW gives for a link
+        return f"{error.filename} is a link, which is not followed" if error.filename else "a link"
+    return os.strerror(number) if number else str(error)
 
 
 @contextmanager

@@ -27,9 +27,11 @@ def input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
             state: State = "unequal" if name in a and name in b else one_sided
             weight = (pair.b if state == "only in B" else pair.a).names[0]
             yield NotCompared(
-                "scale of activations", f"{pair.key}: {name[1:]}", state,
+                "scale of activations",
+                f"{pair.key}: {name[1:]}",
+                state,
                 f"beside {weight}; engines take 1.0 where there is none" * (state != "unequal"),
-            )  # fmt: skip
+            )
 
 
 def refuse_inputs(view: View) -> None:

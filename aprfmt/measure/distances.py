@@ -52,9 +52,15 @@ def measure(
     largest = float(delta[at]) if delta.size else 0.0
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), shape)) if x.size else None
     return Apart(
-        share(distance, norm), share(rest, norm), largest, index,
-        norm / float(np.sqrt(max(y.size, 1))), bool(same.all()), int(x.size), odd.result(shape),
-    )  # fmt: skip
+        share(distance, norm),
+        share(rest, norm),
+        largest,
+        index,
+        norm / float(np.sqrt(max(y.size, 1))),
+        bool(same.all()),
+        int(x.size),
+        odd.result(shape),
+    )
 
 
 def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:

@@ -100,10 +100,16 @@ class Finding:
         """Return it as the record for the outside; `stored` are the file's names of its places."""
         effect = Effect(None if self.counted else self.residual_before, self.kl_before)
         return name_cause(
-            self.cause, self.says.removeprefix(f"{self.cause}: "), self.where, stored,
-            level=self.certainty, share=self.share, effect=effect, command=self.next,
+            self.cause,
+            self.says.removeprefix(f"{self.cause}: "),
+            self.where,
+            stored,
+            level=self.certainty,
+            share=self.share,
+            effect=effect,
+            command=self.next,
             detail=self.detail,
-        )  # fmt: skip
+        )
 
     @property
     def confidence(self) -> Confidence:
@@ -122,10 +128,14 @@ class Finding:
     def of_tensors(self) -> dict[str, Any]:
         """Return plain data as `diff` gives it: what tensors show, and how sure it is."""
         return {
-            "cause": self.cause, "text": self.says, "keys": self.keys,
-            "confirmed": self.confirmed, "certainty": self.certainty, "share": self.share,
+            "cause": self.cause,
+            "text": self.says,
+            "keys": self.keys,
+            "confirmed": self.confirmed,
+            "certainty": self.certainty,
+            "share": self.share,
             "detail": self.detail,
-        }  # fmt: skip
+        }
 
     def of_pair(self) -> PairCause:
         """Return plain data as `diff` gives it of one tensor: why its two sides differ."""

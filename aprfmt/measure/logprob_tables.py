@@ -16,6 +16,7 @@ from aprfmt.measure.log_softmax import is_log_softmax
 from aprfmt.measure.tolerances import Threshold
 
 Numbers = NDArray[Any]
+_FLOOR = 1e-5  # least share of an error that reaches a log-probability near 0
 _ONE_ROW = 3.0  # times the tolerance of all rows that one row's differences may have
 LEAST = -9999.0  # what vLLM writes for minus infinity
 
@@ -39,8 +40,9 @@ class LogprobRow:
     """One position: the token behind it, both sides' log-probabilities, and their distance.
 
     `difference` is this side less the reference. `largest` is the largest difference of any shared
-    token, `rms` the root mean square of all. `kl` is the divergence KL(reference || this side) in
-    nats over the shared tokens, what is left of each row being one more.
+    token. `rms` is the root mean square of all, in units of what an error as large as the spread of
+    the logits makes of them. `kl` is the divergence KL(reference || this side) in nats over the
+    shared tokens, what is left of each row being one more.
     """
 
     position: int
@@ -59,12 +61,11 @@ class LogprobTable:
     """All positions that both sides have, and what they come to."""
 
     rows: tuple[LogprobRow, ...]
-    rel_l2: float
+    scaled: float  # root mean square of all differences in the units of a row's `rms`
     bits: bool
     tolerance: Threshold
     only_here: int
     only_there: int
-    size: float = 1.0  # root mean square of the reference's values
 
     @property
     def compared(self) -> int:
@@ -79,12 +80,12 @@ class LogprobTable:
     @property
     def beyond(self) -> bool:
         """Whether the log-probabilities differ by more than rounding of logits makes."""
-        return not self.rel_l2 <= self.tolerance.rel_l2 or self.first is not None
+        return not self.scaled <= self.tolerance.rel_l2 or self.first is not None
 
     @property
     def first(self) -> LogprobRow | None:
         """The first position whose own differences are beyond what a single row may have."""
-        bound = _ONE_ROW * self.tolerance.rel_l2 * self.size
+        bound = _ONE_ROW * self.tolerance.rel_l2
         return next((row for row in self.rows if not row.rms <= bound), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class LogprobTable:
             "only_here": self.only_here,
             "only_in_reference": self.only_there,
             "bits": self.bits,
-            "rel_l2": self.rel_l2,
+            "scaled": self.scaled,
             "tolerance": self.tolerance.rel_l2,
             "reason": self.tolerance.reason,
             "max_difference": max((row.largest for row in self.rows), default=0.0),
@@ -152,7 +153,8 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
     theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
     both = sorted(set(mine) & set(theirs))
-    rows, total, size, count, bits = [], 0.0, 0.0, 0, True
+    spread = _spread(here, reference, both)
+    rows, total, count, bits = [], 0.0, 0, True
     for at in both:
         few = here if isinstance(here, Logprobs) else reference
         listed = list(_row(few, at, None)) if isinstance(few, Logprobs) else None
@@ -165,9 +167,11 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
         alike = (a == b) | (np.minimum(a, LEAST) == np.minimum(b, LEAST))
         apart = np.where(finite, np.abs(a - b), np.where(alike, 0.0, np.inf))
         bits &= bool(np.all(apart == 0))
-        total += float(np.sum(apart**2))
+        # What one error d of every logit makes of a log-probability: d times 1 - p, not d.
+        moved = np.maximum(1.0 - np.exp(np.minimum(b, 0.0)), _FLOOR)
+        scaled = apart / (spread * moved * np.sqrt(2.0))
+        total += float(np.sum(scaled**2))
         count += len(shared)
-        size += float(np.sum(np.where(finite, b, 0.0) ** 2))
         token = reference.ids[at + 1] if at + 1 < len(reference.ids) else None
         told = token in x and token in y
         rows.append(
@@ -180,19 +184,32 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
                 float(apart.max()),
                 divergence(b[finite], a[finite]),
                 len(shared),
-                float(np.sqrt(np.mean(apart**2))),
+                float(np.sqrt(np.mean(scaled**2))),
             )
         )
-    rel = float(np.sqrt(total) / np.sqrt(size)) if size else float(np.sqrt(total))
     return LogprobTable(
         tuple(rows),
-        rel,
+        float(np.sqrt(total / max(count, 1))),
         bits and bool(rows),
         tolerance,
         len(set(mine) - set(theirs)),
         len(set(theirs) - set(mine)),
-        float(np.sqrt(size / max(count, 1))),
     )
+
+
+def _spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
+    """Return the deviation of a row of logits, by whose size they were rounded.
+
+    Of two sides that list some tokens only, that of these; 1 nat at least.
+    """
+    full = next((side for side in (reference, here) if isinstance(side, Rows)), None)
+    if full is not None:
+        chosen = full.values[[full.positions.index(at) for at in positions]]
+        chosen = np.where(np.isfinite(chosen), chosen, np.nan)
+        return max(float(np.nanmean(np.nanstd(chosen, axis=-1))), 1e-6) if chosen.size else 1.0
+    assert isinstance(reference, Logprobs)
+    values = [value for at in positions for value in reference.rows[at].values() if value > LEAST]
+    return max(float(np.std(values)), 1.0) if values else 1.0
 
 
 def divergence(p: Numbers, q: Numbers) -> float:

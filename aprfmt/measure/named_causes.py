@@ -100,10 +100,17 @@ def share_text(share: float | None) -> str:
 
 
 def name_cause(
-    cause: str, says: str, roles: Iterable[str], stored: Mapping[str, Sequence[str]], *,
-    level: Certainty, share: float | None = None, effect: Effect | None = None, command: str = "",
+    cause: str,
+    says: str,
+    roles: Iterable[str],
+    stored: Mapping[str, Sequence[str]],
+    *,
+    level: Certainty,
+    share: float | None = None,
+    effect: Effect | None = None,
+    command: str = "",
     detail: str = "",
-) -> NamedCause:  # fmt: skip
+) -> NamedCause:
     """Return the record of a cause; `stored` are the file's own names of each of its `roles`.
 
     A place without a stored name (an operation, a capture point) is its own. `command` is the

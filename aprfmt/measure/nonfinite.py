@@ -95,9 +95,15 @@ class Census:
         if not self.alone and not self.both:
             return None
         return NonFinite(
-            self.count, self.a, self.b, self.alone, _index(self._at, shape), self._values,
-            self.both, _index(self._both_at, shape),
-        )  # fmt: skip
+            self.count,
+            self.a,
+            self.b,
+            self.alone,
+            _index(self._at, shape),
+            self._values,
+            self.both,
+            _index(self._both_at, shape),
+        )
 
 
 def alike(x: "Array", y: "Array") -> "Array":

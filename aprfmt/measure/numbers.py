@@ -104,9 +104,13 @@ class PairSums:
         return step if step is None or isinstance(step, np.ndarray) else float(step)
 
     def _add_by(
-        self, kernel: "Callable[..., Any]", x: "Array", y: "Array",
-        step: "Callable[[], Step | None] | None", differs: bool,
-    ) -> bool | None:  # fmt: skip
+        self,
+        kernel: "Callable[..., Any]",
+        x: "Array",
+        y: "Array",
+        step: "Callable[[], Step | None] | None",
+        differs: bool,
+    ) -> bool | None:
         """Add a piece of finite float32; None, and nothing is added, of others.
 
         Returns whether the two differ; `differs` is what is expected. Sums apart, whose rounding is
@@ -240,11 +244,21 @@ class PairSums:
             index = np.unravel_index(self.max_index, self.shape or (1,))
             at = tuple(int(i) for i in index)
         return ValueStats(
-            self.count, self.changed, self.max_abs, at, rel_l2,
-            min(1.0, cosine) if math.isfinite(cosine) else math.nan, self.ulp,
-            self.nan_a, self.nan_b, self.inf_a, self.inf_b, math.sqrt(self.aa), math.sqrt(self.bb),
+            self.count,
+            self.changed,
+            self.max_abs,
+            at,
+            rel_l2,
+            min(1.0, cosine) if math.isfinite(cosine) else math.nan,
+            self.ulp,
+            self.nan_a,
+            self.nan_b,
+            self.inf_a,
+            self.inf_b,
+            math.sqrt(self.aa),
+            math.sqrt(self.bb),
             self.odd.result(self.shape),
-        )  # fmt: skip
+        )
 
 
 def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":

@@ -6,7 +6,7 @@ on items that the change was not found on, within a bound that is not the accuse
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aprfmt.measure.verdicts import Certainty
 
@@ -49,6 +49,13 @@ def certainty_of(proof: Proof | None) -> Certainty:
     if proof.share < 1.0 or proof.accused or not proof.judged:
         return "explained"
     return "confirmed"
+
+
+def cap_proof(proof: Proof, most: Certainty) -> Proof | None:
+    """Return a proof of what is at most so sure: found on what it speaks of, or None."""
+    if most == "located":
+        return None
+    return proof if most == "confirmed" else replace(proof, free=proof.count)
 
 
 def unfitted_proof(count: float = 1, share: float = 1.0) -> Proof:

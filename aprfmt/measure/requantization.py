@@ -63,9 +63,12 @@ class Oracle:
         return self.base.roles.get("token_embd.weight") if tied else None
 
     def judged(
-        self, diff: TensorDiff, a: View | None, b: View | None,
+        self,
+        diff: TensorDiff,
+        a: View | None,
+        b: View | None,
         metadata: tuple[Mapping[str, object], ...],
-    ) -> TensorDiff:  # fmt: skip
+    ) -> TensorDiff:
         """Judge a pair that both sides have and could be read; any other one is as it was."""
         if a is None or b is None or diff.verdict in ("UNREADABLE", "SHAPE_DIFFERS"):
             return diff
@@ -155,9 +158,13 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
         for start, stop, values in base.chunks(CHUNK):
             stored = np.frombuffer(data.window(start * row_bytes, stop * row_bytes), np.uint8)
             made = encode_rows(
-                name, through(values, way), fma=way.fma, importance=importance, first=start,
+                name,
+                through(values, way),
+                fma=way.fma,
+                importance=importance,
+                first=start,
                 expert_rows=side.shape[-2] if len(side.shape) > 2 else 0,
-            )  # fmt: skip
+            )
             again = np.frombuffer(made, np.uint8)
             wrong = (stored != again).reshape(-1, row.type_size).any(axis=1)
             if first < 0 and wrong.any():
@@ -175,11 +182,14 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
     at, element = block // blocks, block % blocks * row.block_size
     last = element + row.block_size - 1
     return Derivation(
-        False, str(way),
+        False,
+        str(way),
         f"block {block} (row {at}, elements {element}-{last}) does not derive from the base; "
         f"at least {differ} blocks do not ({way})",
-        block, at, element,
-    )  # fmt: skip
+        block,
+        at,
+        element,
+    )
 
 
 def through(values: Array, way: Way) -> Array:
@@ -213,11 +223,14 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
         return Derivation(False, state.dtype, "its quant state does not derive from the base")
     first, columns = block * state.blocksize, max(base.shape[-1], 1)
     return Derivation(
-        False, state.dtype,
+        False,
+        state.dtype,
         f"block {block} (row {first // columns}, elements {first % columns}-"
         f"{first % columns + state.blocksize - 1}) does not derive from the base",
-        block, first // columns, first % columns,
-    )  # fmt: skip
+        block,
+        first // columns,
+        first % columns,
+    )
 
 
 def _derive_lattice(name: str, side: View, base: View) -> Derivation:
@@ -245,8 +258,11 @@ def _derive_lattice(name: str, side: View, base: View) -> Derivation:
     far = np.flatnonzero((away > 1.0) & inside)
     at = int(far[0]) if far.size else int(np.argmax(away))
     return Derivation(
-        False, name,
+        False,
+        name,
         f"row {at // columns}, element {at % columns} does not derive from the base under its own "
         f"scales: {same:.4g} % of its codes are the base's ({found.says()})",
-        None, at // columns, at % columns,
-    )  # fmt: skip
+        None,
+        at // columns,
+        at % columns,
+    )

@@ -102,15 +102,21 @@ class SampleReport:
             "b": self.b,
             **self.pronounced.to_json(),
             "sample": {
-                "different": self.different, "seed": self.seed, "range_bytes": RANGE,
-                "ranges": self.ranges, "of_ranges": self.of_ranges,
-                "bytes": self.bytes, "of_bytes": self.of_bytes, "settled": self.settled,
-                "share_below": self.share, "confidence": SURE,
+                "different": self.different,
+                "seed": self.seed,
+                "range_bytes": RANGE,
+                "ranges": self.ranges,
+                "of_ranges": self.of_ranges,
+                "bytes": self.bytes,
+                "of_bytes": self.of_bytes,
+                "settled": self.settled,
+                "share_below": self.share,
+                "confidence": SURE,
                 "differing": [asdict(each) for each in self.differing],
                 "unlike": [asdict(each) for each in self.unlike],
                 "unsampled": [asdict(each) for each in self.unsampled],
             },
-        }  # fmt: skip
+        }
 
 
 def sample(
@@ -164,10 +170,18 @@ def sample_models(
     places = list(_places(drawn, ends, counts, sides))
     found = tuple(_compared(places, sides))
     return SampleReport(
-        str(a.path), str(b.path), seed, len(drawn), total,
-        sum(stop - start for _, start, stop in places), sum(len(left) for _, left, _ in sides),
-        settled, found, tuple(unlike), tuple(unsampled),
-    )  # fmt: skip
+        str(a.path),
+        str(b.path),
+        seed,
+        len(drawn),
+        total,
+        sum(stop - start for _, start, stop in places),
+        sum(len(left) for _, left, _ in sides),
+        settled,
+        found,
+        tuple(unlike),
+        tuple(unsampled),
+    )
 
 
 def _objection(pair: TensorPair) -> tuple[str, bool]:

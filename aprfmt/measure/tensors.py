@@ -125,8 +125,9 @@ def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
     found = _of_lattice(a, b)
     if found is not None and found.how:
         coarser = coarser_of(a.encoding, b.encoding)
-        return replace(diff, steps_off=found.largest, verdict="WITHIN",
-                       cause=f"{coarser}: {found.how}")  # fmt: skip
+        return replace(
+            diff, steps_off=found.largest, verdict="WITHIN", cause=f"{coarser}: {found.how}"
+        )
     if off is not None:
         diff = replace(diff, steps_off=off)
         if off <= 1.0 and found is None:
@@ -248,10 +249,11 @@ class ChunkSteps:
     def _raw(self) -> "tuple[Mapping[str, Buffer] | None, ...]":
         """The stored bytes of each side in blocks, None of other sides."""
         return tuple(
-            None if encoding_row(side.encodings[0]).numpy or side.lattice is not None
+            None
+            if encoding_row(side.encodings[0]).numpy or side.lattice is not None
             else side.raw_rows(*self._rows)
             for side, _ in self._sides
-        )  # fmt: skip
+        )
 
 
 def _sum_of_steps(one: "Step", other: "Step") -> "Step":

@@ -154,8 +154,11 @@ def _lacking_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
 def _stored_tokenizer(model: "Model") -> Mapping[str, object]:
     """Return what a model stores of its tokenizer, file by file and key by key."""
     try:
-        files = {name: model.carried.files[name] for name in model.carried.files
-                 if "token" in name or name.startswith(("vocab", "merges"))}  # fmt: skip
+        files = {
+            name: model.carried.files[name]
+            for name in model.carried.files
+            if "token" in name or name.startswith(("vocab", "merges"))
+        }
     except AprfmtError:
         return {}
     keys = {

@@ -305,10 +305,13 @@ def threshold(
         if (row.pair, row.weights, row.point, row.dtype) == (pair, weights, point, coarser):
             return Threshold(row.rel_l2, row.max_over_rms, row.evidence, "calibrated")
     found = [
-        row for row in ROWS
-        if row.backend in backends and row.weights in ("", weights)
-        and row.point in ("", point) and row.dtype in ("", coarser)
-    ]  # fmt: skip
+        row
+        for row in ROWS
+        if row.backend in backends
+        and row.weights in ("", weights)
+        and row.point in ("", point)
+        and row.dtype in ("", coarser)
+    ]
     growth = max(1.0, (depth / DEPTH) ** 0.5)
     if found:
         best = max(found, key=lambda row: (bool(row.point), bool(row.weights)))

@@ -338,8 +338,8 @@ def rounding_ratios(
     """
     found = {}
     for key in keys:
-        values = [one.values(key) for one in (a, b, same_dtype)]
-        if any(one is None for one in values) or len({np.size(one) for one in values}) > 1:
+        values = [value for one in (a, b, same_dtype) if (value := one.values(key)) is not None]
+        if len(values) < 3 or len({np.size(one) for one in values}) > 1:
             continue
         x, y, s = (np.asarray(one, np.float64).reshape(-1) for one in values)
         apart, usual = float(np.linalg.norm(x - y)), float(np.linalg.norm(s - y))

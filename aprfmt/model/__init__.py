@@ -384,11 +384,15 @@ class Model(Mapping[str, View], Tabular):
             roles = {name: key for key, side in self.roles.items() for name in side.names}
         return [
             {
-                "name": name, "role": roles.get(name), "shape": list(side.shape),
-                "encoding": side.encoding, "nbytes": side.nbytes, "offset": side.offset,
+                "name": name,
+                "role": roles.get(name),
+                "shape": list(side.shape),
+                "encoding": side.encoding,
+                "nbytes": side.nbytes,
+                "offset": side.offset,
             }
             for name, side in self.items()
-        ]  # fmt: skip
+        ]
 
     def _ipython_key_completions_(self) -> list[str]:
         """Return what IPython offers behind `model["`."""
@@ -409,14 +413,24 @@ class Model(Mapping[str, View], Tabular):
         broken = "; ".join(f"{one.where}: {one.text}" for one in self.damage)
         first = [(name, self[name].encoding, list(self[name].shape)) for name in list(self)[:ROWS]]
         return Card(
-            str(self.path), broken or ("" if not kind else known), "bad" if broken else "warn",
-            [("format", f"{self.format} {self.source.version}".strip()),
-             ("architecture", "" if kind else known), ("tensors", len(self)),
-             ("parameters", f"{sum(row[1] for row in sizes.values()):,}")],
-            [Table(("encoding", "tensors", "parameters", "bytes"),
-                   [(name, *map("{:,}".format, row)) for name, row in sizes.items()], len(sizes)),
-             Table(("tensor", "encoding", "shape"), first, len(self))],
-        ).html()  # fmt: skip
+            str(self.path),
+            broken or ("" if not kind else known),
+            "bad" if broken else "warn",
+            [
+                ("format", f"{self.format} {self.source.version}".strip()),
+                ("architecture", "" if kind else known),
+                ("tensors", len(self)),
+                ("parameters", f"{sum(row[1] for row in sizes.values()):,}"),
+            ],
+            [
+                Table(
+                    ("encoding", "tensors", "parameters", "bytes"),
+                    [(name, *map("{:,}".format, row)) for name, row in sizes.items()],
+                    len(sizes),
+                ),
+                Table(("tensor", "encoding", "shape"), first, len(self)),
+            ],
+        ).html()
 
 
 def open_model(
@@ -460,9 +474,14 @@ def open_model(
 
 
 def _opened(
-    path: Path, named_folder: bool, arch: str | None, partial: bool, damaged: bool,
-    allow_missing: Sequence[str], rename: Sequence[Rename],
-) -> Model:  # fmt: skip
+    path: Path,
+    named_folder: bool,
+    arch: str | None,
+    partial: bool,
+    damaged: bool,
+    allow_missing: Sequence[str],
+    rename: Sequence[Rename],
+) -> Model:
     source = _open_source(_whole_set(path), partial, damaged)
     folder, wrong = None, None
     try:

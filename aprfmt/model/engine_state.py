@@ -66,8 +66,7 @@ def is_engine_state(path: Path) -> bool:
 
 
 def _is_joined(name: str) -> bool:
-    parts = name.split(".")
-    return any(part in JOINED or part in STACKED for part in parts)
+    return any(part in JOINED or part in STACKED for part in name.split("."))
 
 
 def _files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
@@ -128,8 +127,8 @@ class EngineTensor(LazyTensor):
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return bytes [start, stop), put together now."""
         if self._made is None:
-            made = np.ascontiguousarray(self._make())
-            self._made = memoryview(made.view(np.uint8).reshape(-1)).toreadonly()
+            made: Cells = self._make()
+            self._made = memoryview(made.tobytes())
         return self._made[start : self.info.nbytes if stop is None else stop]
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
@@ -337,10 +336,7 @@ class _Reader:
                 lambda: np.concatenate([_cells(one) for one in whole.parts], 1),
                 (local[0], sum(one.info.shape[1] for one in whole.parts)),
             )
-        sizes = [
-            _share(shape[0], ranks, self._head if len(shapes) == 3 else 1, module)
-            for shape in shapes
-        ]
+        sizes = [_share(shape[0], ranks, self._head if len(shapes) == 3 else 1) for shape in shapes]
         if sum(sizes) != local[0]:
             if module in TABLES and local[0] * ranks >= wanted[0]:
                 return self._table(name, whole, wanted)
@@ -414,7 +410,7 @@ class _Reader:
         )
 
 
-def _share(rows: int, ranks: int, head: int, module: str) -> int:
+def _share(rows: int, ranks: int, head: int) -> int:
     """Return the rows that a rank has of a part: whole heads, one at least."""
     return max(rows // ranks, head) if head > 1 else rows // ranks
 

@@ -417,7 +417,7 @@ class _Maker:
         known = known_rows("hf")
         inner = self.spec.section if self.spec is not None else ""
         cut_out = inner in _SECTIONS and isinstance(config.get(inner), Mapping)
-        for path, value in _leaves(config):
+        for path, value in key_paths(config):
             parts = path.removeprefix(f"{inner}.").split(".") if inner else path.split(".")
             if parts[0] in SECTIONS:
                 yield Item("config key", path, "part of", "the claim of packed weights", value)
@@ -691,12 +691,12 @@ def _by_pattern(kind: Kind, name: str, key: str, rows: Sequence[KeyPattern], val
     return Item(kind, name, row.reading, row.source, value, row.as_stored)
 
 
-def _leaves(values: Mapping[str, Value], above: str = "") -> Iterator[tuple[str, Value]]:
+def key_paths(values: Mapping[str, Value], above: str = "") -> Iterator[tuple[str, Value]]:
     """Yield the keys of an object by their path, each with its value; an empty object is a leaf."""
     for key, value in values.items():
         path = f"{above}{key}"
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}.")
+            yield from key_paths(value, f"{path}.")
         else:
             yield path, value
 

@@ -97,8 +97,14 @@ def partial_input_scales(model: "Model") -> Note | None:
             weight = stored.packed()
             if _INPUTS_AS_STORED in str(weight.config.get("quant_algo")):
                 continue
-            has = next((part.info.name for suffix, part in stored.parts.items()
-                        if OF_INPUTS.search(suffix)), "")  # fmt: skip
+            has = next(
+                (
+                    part.info.name
+                    for suffix, part in stored.parts.items()
+                    if OF_INPUTS.search(suffix)
+                ),
+                "",
+            )
             kind = f"{stored.info.encoding} {sorted(weight.config.items(), key=repr)}"
             kinds.setdefault(kind, ([], []))[not has].append(has or name)
     for kind, (held, lacking) in kinds.items():

@@ -35,9 +35,11 @@ NAMES_OF = {"gguf": ("gguf", "llama.cpp"), "safetensors": ("hf", "Hugging Face")
 
 
 def related(
-    model: "Model", read: Read, find_spec: "Callable[[], ArchSpec]",
+    model: "Model",
+    read: Read,
+    find_spec: "Callable[[], ArchSpec]",
     again: "Callable[[Model], Resolution]",
-) -> "Resolution":  # fmt: skip
+) -> "Resolution":
     """Return a model's resolution, read under a relation where it is not whole without one.
 
     `read` reads it under other names, `find_spec` gives its architecture's tables, `again`
@@ -63,7 +65,7 @@ def related(
 
 def _found_again(
     model: "Model", read: Read, find_spec: "Callable[[], ArchSpec]", found: "Resolution | None"
-) -> "Resolution | None":  # fmt: skip
+) -> "Resolution | None":
     """Return the resolution under renames that bring missing tensors back; None if none do."""
     if found is not None and not (_absent(found) and (found.unclaimed or _beyond(found))):
         return None
@@ -114,9 +116,13 @@ def _beyond(found: "Resolution") -> bool:
 
 
 def _one_step(
-    model: "Model", spec: "ArchSpec", style: str, read: Read, best: "Resolution | None",
+    model: "Model",
+    spec: "ArchSpec",
+    style: str,
+    read: Read,
+    best: "Resolution | None",
     rules: Sequence[Rename],
-) -> "tuple[Resolution, list[Rename]] | None":  # fmt: skip
+) -> "tuple[Resolution, list[Rename]] | None":
     """Return the resolution under more rules, and all rules; None where none makes it better."""
     names = rename_names(model, rules, model.path, strict=False)
     for more in _proposed(model, spec, style, names, best):
@@ -140,9 +146,12 @@ def _is_better(made: "Resolution", best: "Resolution | None") -> bool:
 
 
 def _proposed(
-    model: "Model", spec: "ArchSpec", style: str, names: Mapping[str, str],
+    model: "Model",
+    spec: "ArchSpec",
+    style: str,
+    names: Mapping[str, str],
     best: "Resolution | None",
-) -> Iterator[list[Rename]]:  # fmt: skip
+) -> Iterator[list[Rename]]:
     """Yield sets of rules, the simplest first."""
     config = model.config or {}
     held = has_towers(config)
@@ -218,6 +227,7 @@ def _in_container(model: "Model", found: "Resolution") -> "Resolution":
     )
     examples = tuple((view.names[0], key) for key, view in found.roles.items())[:2]
     out = "OUT.gguf" if model.format == "gguf" else "OUT"
-    relation = Relation("container", says, tuple(sorted(held)), examples,
-                        command("convert", entry(model.path), out))  # fmt: skip
+    relation = Relation(
+        "container", says, tuple(sorted(held)), examples, command("convert", entry(model.path), out)
+    )
     return replace(found, relations=(*found.relations, relation))

@@ -108,8 +108,11 @@ def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relat
     section = quantization_section(config or {})
     if section is None:
         return None
-    own = [key for key, value in section.items()
-           if "." in key and ":" not in key and isinstance(value, (Mapping, bool))]  # fmt: skip
+    own = [
+        key
+        for key, value in section.items()
+        if "." in key and ":" not in key and isinstance(value, (Mapping, bool))
+    ]
     if not own:
         return None
     there = {name.rpartition(".")[0] for name in model.source.tensors}

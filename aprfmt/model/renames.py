@@ -309,10 +309,13 @@ def component_rules(
 def _chosen(votes: Mapping[str, Counter[str]]) -> list[Rename]:
     """Return for each old component the new one most names ask for; each new one once."""
     ranked = sorted(
-        ((count, SequenceMatcher(None, old, new).ratio(), old, new)
-         for old, found in votes.items() for new, count in found.items()),
+        (
+            (count, SequenceMatcher(None, old, new).ratio(), old, new)
+            for old, found in votes.items()
+            for new, count in found.items()
+        ),
         key=lambda row: (-row[0], -row[1], row[2]),
-    )  # fmt: skip
+    )
     rules: dict[str, str] = {}
     for _, _, old, new in ranked:
         if old not in rules and new not in rules.values() and len(rules) < _MOST:

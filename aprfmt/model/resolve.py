@@ -202,9 +202,22 @@ def read_under(
         for each in (bound.unbound, bound.buffers, draft, towers_of(model, bound.unbound))
     )
     return Resolution(
-        spec, hyper, roles, report, unbound, found, tuple(notes), unread, left, buffers, draft,
-        style, towers, axes, native,
-    )  # fmt: skip
+        spec,
+        hyper,
+        roles,
+        report,
+        unbound,
+        found,
+        tuple(notes),
+        unread,
+        left,
+        buffers,
+        draft,
+        style,
+        towers,
+        axes,
+        native,
+    )
 
 
 def _apart(

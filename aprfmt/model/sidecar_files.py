@@ -57,6 +57,8 @@ ROWS: tuple[FileRow, ...] = (
             "how the model was made"),
     FileRow(r"golden\.json", "setting", "prompts and answers, which qa asks for"),
     FileRow(r".*\.aprfmt-hash\.json", "setting", "digests, which validate holds against the files"),
+    FileRow(r".*\.aprfmt-roles\.json", "without effect",
+            "digests, which a script in an engine compares"),
     FileRow(r"\..*", "without effect", "a hidden file: " + _FROM_PRETRAINED),
     FileRow(r".*\.py", "without effect",
             "code, run only with trust_remote_code; the forward pass here is that of the tables"),

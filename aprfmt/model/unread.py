@@ -130,8 +130,13 @@ def unread(
     if not coded:
         return None
     weights = frozenset(f"{module}.weight" for module in coded)
-    stored = (info for module, infos in modules.items() if module in coded
-              for info in infos if info.name != f"{module}.bias")  # fmt: skip
+    stored = (
+        info
+        for module, infos in modules.items()
+        if module in coded
+        for info in infos
+        if info.name != f"{module}.bias"
+    )
     return Unread(method, weights, tuple(stored), why)
 
 
@@ -210,12 +215,18 @@ def _without_scale(
     tensors: Mapping[str, LazyTensor], modules: Mapping[str, Sequence[TensorInfo]]
 ) -> set[str]:
     """Return the modules with FP8 codes without a scale, in a file where others have theirs."""
-    scaled = {name for name, tensor in tensors.items()
-              if tensor.parts and tensor.parts[""].info.encoding in _FP8}  # fmt: skip
+    scaled = {
+        name
+        for name, tensor in tensors.items()
+        if tensor.parts and tensor.parts[""].info.encoding in _FP8
+    }
     if not scaled:
         return set()
-    return {module for module, infos in modules.items() if any(
-        info.encoding in _FP8 and len(info.shape) > 1 for info in infos)}  # fmt: skip
+    return {
+        module
+        for module, infos in modules.items()
+        if any(info.encoding in _FP8 and len(info.shape) > 1 for info in infos)
+    }
 
 
 def sparsity_of(section: Mapping[str, Value]) -> str:

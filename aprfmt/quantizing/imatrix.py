@@ -71,14 +71,10 @@ class InputSums:
     @classmethod
     def empty(cls, experts: int, columns: int) -> "InputSums":
         """Return sums of nothing."""
-        import numpy as np
-
         return cls(np.zeros((experts, columns)), np.zeros(experts))
 
     def add(self, expert: int, inputs: "NDArray[Any]") -> None:
         """Count the rows of inputs [..., columns]."""
-        import numpy as np
-
         rows = inputs.reshape(-1, self.sums.shape[1])
         self.sums[expert] += np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
         self.counts[expert] += len(rows)

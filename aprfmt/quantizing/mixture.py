@@ -287,8 +287,11 @@ class Mixture:
         self._numbers: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
         found = [base_name(name) for name in names]
-        placed = {(-1 if at is None else at, base) for base, suffix, at in found
-                  if suffix == "weight" and base in KINDS}  # fmt: skip
+        placed = {
+            (-1 if at is None else at, base)
+            for base, suffix, at in found
+            if suffix == "weight" and base in KINDS
+        }
         for layer, base in sorted(placed):
             kind = KINDS[base]
             count = self._totals.get(kind, 0)
@@ -386,9 +389,10 @@ def fitting_schemes(scheme: Scheme, shapes: Sequence[Sequence[int]]) -> list[str
     found = [
         (row.multiples, name)
         for name, row in SCHEMES.items()
-        if row.dialect and {**row.options, "size": None} == wanted
+        if row.dialect
+        and {**row.options, "size": None} == wanted
         and all(fits_groups(row, shape) for shape in shapes)
-    ]  # fmt: skip
+    ]
     return [name for _, name in sorted(found, reverse=True)]
 
 

@@ -59,9 +59,14 @@ class Unrepaired(FormatError):
 
 
 def repair(
-    broken: Path, copy: Path, output: Path, *,
-    manifest: Path | None = None, compare: bool = False, force: bool = False,
-) -> Repair:  # fmt: skip
+    broken: Path,
+    copy: Path,
+    output: Path,
+    *,
+    manifest: Path | None = None,
+    compare: bool = False,
+    force: bool = False,
+) -> Repair:
     """Write `output`: `broken`, with what is missing or wrong taken from `copy`.
 
     `manifest` is by default the one beside the copy or the broken file. `compare` compares all

@@ -65,9 +65,14 @@ class RangeReader:
         return FileFacts(size, tag, identity), bytes(answer.body)
 
     def fetch(
-        self, url: str, where: str, headers: Mapping[str, str], facts: FileFacts,
-        start: int, stop: int,
-    ) -> memoryview:  # fmt: skip
+        self,
+        url: str,
+        where: str,
+        headers: Mapping[str, str],
+        facts: FileFacts,
+        start: int,
+        stop: int,
+    ) -> memoryview:
         """Return bytes [start, stop) of a file that is still the one `facts` describe."""
         return self._asked(url, where, headers, facts, start, stop).body
 
@@ -78,9 +83,15 @@ class RangeReader:
         return self._asked(url, where, headers, facts, 0, facts.size, hashed=True).sha256
 
     def _asked(
-        self, url: str, where: str, headers: Mapping[str, str], facts: FileFacts,
-        start: int, stop: int, hashed: bool = False,
-    ) -> client.Response:  # fmt: skip
+        self,
+        url: str,
+        where: str,
+        headers: Mapping[str, str],
+        facts: FileFacts,
+        start: int,
+        stop: int,
+        hashed: bool = False,
+    ) -> client.Response:
         def wanted(status: int, found: Headers) -> int:
             begin, end, size = _judged(status, found, where)
             if size != facts.size:

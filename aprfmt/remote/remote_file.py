@@ -157,8 +157,11 @@ class RemoteObject:
             known = [(0, self._held), *self._pieces.items()]
         found, at = [], start
         while at < stop:
-            piece = max((p[at - b : stop - b] for b, p in known if b <= at < b + len(p)),
-                        key=len, default=memoryview(b""))  # fmt: skip
+            piece = max(
+                (p[at - b : stop - b] for b, p in known if b <= at < b + len(p)),
+                key=len,
+                default=memoryview(b""),
+            )
             if not len(piece):
                 after = min((b for b, p in known if at < b < stop and len(p)), default=stop)
                 piece = self.fetch(at, after)

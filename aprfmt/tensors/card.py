@@ -24,10 +24,17 @@ def tensor_card(tensor: "View") -> str:
     except AprfmtError as error:
         wrong = str(error)
     return Card(
-        tensor.name, wrong, "bad",
-        [("shape", list(tensor.shape)), ("encoding", tensor.encoding),
-         ("bytes", f"{tensor.nbytes:,}"), ("offset", tensor.offset),
-         ("stored as", "" if tensor.role is None else ", ".join(tensor.names)),
-         ("layout", ", ".join(tensor.steps)), ("parts", ", ".join(tensor.parts)),
-         ("values", first)],
-    ).html()  # fmt: skip
+        tensor.name,
+        wrong,
+        "bad",
+        [
+            ("shape", list(tensor.shape)),
+            ("encoding", tensor.encoding),
+            ("bytes", f"{tensor.nbytes:,}"),
+            ("offset", tensor.offset),
+            ("stored as", "" if tensor.role is None else ", ".join(tensor.names)),
+            ("layout", ", ".join(tensor.steps)),
+            ("parts", ", ".join(tensor.parts)),
+            ("values", first),
+        ],
+    ).html()

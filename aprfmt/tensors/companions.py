@@ -309,8 +309,9 @@ def _find_unclaimed(
         if dialect.stored(prefix, dialect.parts[0], tensors) is None:
             continue  # what it is, `model/unread.py` says
         names = dict(_named(dialect, prefix, tensors))
-        marker = max((m for m in markers if name.startswith(m.removesuffix(MARKER))),
-                     key=len, default="")  # fmt: skip
+        marker = max(
+            (m for m in markers if name.startswith(m.removesuffix(MARKER))), key=len, default=""
+        )
         if marker:
             names[_MARKED] = marker
         found[name] = FoundWeight(names, partial(_join_unclaimed, name, dialect))
@@ -339,9 +340,10 @@ FAMILIES: tuple[Family, ...] = (_find_claimed, _find_scaled, _find_dialect, _fin
 def has_parts(tensors: Tensors) -> bool:
     """Say whether a tensor has parts. A file may hold a million, most of a class that has none."""
     classes = {
-        kind for kind in set(map(type, tensors.values()))
+        kind
+        for kind in set(map(type, tensors.values()))
         if getattr(kind, "parts", None) is not LazyTensor.parts
-    }  # fmt: skip
+    }
     return bool(classes) and any(
         type(tensor) in classes and tensor.parts for tensor in tensors.values()
     )

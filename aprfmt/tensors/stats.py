@@ -215,6 +215,14 @@ def _of_moments(count: int, found: "Moments") -> Stats:
         none = (None,) * 6
         return Stats(count, *none, nan=found.nan, inf=found.inf, zeros=found.zeros)
     return Stats(
-        count, found.mean, found.std, found.least, found.most, found.absmax, found.l2,
-        nan=found.nan, inf=found.inf, zeros=found.zeros,
-    )  # fmt: skip
+        count,
+        found.mean,
+        found.std,
+        found.least,
+        found.most,
+        found.absmax,
+        found.l2,
+        nan=found.nan,
+        inf=found.inf,
+        zeros=found.zeros,
+    )

@@ -110,8 +110,11 @@ def check_backend(
     """
     backend, judge = BACKENDS[name](device, dtype), BACKENDS["numpy"]("cpu", "float64")
     inputs = _inputs(seed)
-    rounded = {key: judge.array(backend.to_numpy(backend.array(value)))
-               for key, value in inputs.items() if key != "inv_freq"}  # fmt: skip
+    rounded = {
+        key: judge.array(backend.to_numpy(backend.array(value)))
+        for key, value in inputs.items()
+        if key != "inv_freq"
+    }
     rounded["inv_freq"] = inputs["inv_freq"].astype(np.float32)
     for op, run in OPERATIONS.items():
         weights = [array_weights({"w": rounded["w"].astype(np.float32)})["w"] for _ in range(2)]

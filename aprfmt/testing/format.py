@@ -54,9 +54,12 @@ def _tensors(spec: FormatSpec, seed: int) -> dict[str, tuple[TensorInfo, bytes]]
     ]
     most = spec.max_dims or 5
     shapes += [
-        ("vector", (5,), "F32"), ("scalar", (), "F32"), ("nothing", (0, 4), "F32"),
-        ("na\u00efve.\u6a21", (2, 3), "F32"), ("deep", (1, 2, 1, 3, 1)[:most], "F32"),
-    ]  # fmt: skip
+        ("vector", (5,), "F32"),
+        ("scalar", (), "F32"),
+        ("nothing", (0, 4), "F32"),
+        ("na\u00efve.\u6a21", (2, 3), "F32"),
+        ("deep", (1, 2, 1, 3, 1)[:most], "F32"),
+    ]
     found = {}
     for name, shape, encoding in shapes:
         row = ENCODINGS[encoding]

@@ -60,9 +60,12 @@ def absent_ids(carried: Carried) -> list[AbsentKey]:
         key = IDS[role].gguf
         wanted = _wanted(carried, role)
         found.append(
-            AbsentKey(key, f"{key} is missing: llama.cpp takes {i} ({token!r}), and {does}",
-                      set_command(carried, f"{key}={'ID' if wanted is None else wanted}"))
-        )  # fmt: skip
+            AbsentKey(
+                key,
+                f"{key} is missing: llama.cpp takes {i} ({token!r}), and {does}",
+                set_command(carried, f"{key}={'ID' if wanted is None else wanted}"),
+            )
+        )
     return found
 
 

@@ -137,8 +137,12 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
         step = waiting.pop()
         if not isinstance(step, Mapping):
             continue
-        inner = [each for value in step.values() for each in _list(value)
-                 if isinstance(each, Mapping) and "type" in each]  # fmt: skip
+        inner = [
+            each
+            for value in step.values()
+            for each in _list(value)
+            if isinstance(each, Mapping) and "type" in each
+        ]
         if inner:
             waiting += reversed(inner)
         else:
@@ -157,8 +161,11 @@ def _growth(step: Mapping[str, Any]) -> int:
         return max(1, put + 1)  # a regex may match the empty text between any two characters
     if kind == "TemplateProcessing":
         rows = [row for name in ("single", "pair") for row in _list(step.get(name))]
-        return max(1, sum(isinstance(row, Mapping) and "Sequence" in row for row in rows) // 3,
-                   len(rows) // MOST_STEPS)  # fmt: skip
+        return max(
+            1,
+            sum(isinstance(row, Mapping) and "Sequence" in row for row in rows) // 3,
+            len(rows) // MOST_STEPS,
+        )
     return _GROWTH.get(str(kind), 1)
 
 

@@ -39,17 +39,27 @@ PRE = Key("tokenizer.ggml.pre", "string", "tokenizer.pre_type")
 IDS: Mapping[str, Key] = {
     role: Key(f"tokenizer.ggml.{name}_token_id", "uint32", f"tokenizer.{name}_token_id")
     for role, name in {
-        "bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding",
+        "bos": "bos",
+        "eos": "eos",
+        "unk": "unknown",
+        "pad": "padding",
         "sep": "seperator",  # the misspelling is the format's
-        "mask": "mask", "eot": "eot", "eom": "eom",
+        "mask": "mask",
+        "eot": "eot",
+        "eom": "eom",
     }.items()
-}  # fmt: skip
+}
 
 FLAGS: Mapping[str, Key] = {
     name: Key(f"tokenizer.ggml.{name}", "bool", f"tokenizer.{name}")
-    for name in ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix",
-                 "remove_extra_whitespaces")
-}  # fmt: skip
+    for name in (
+        "add_bos_token",
+        "add_eos_token",
+        "add_sep_token",
+        "add_space_prefix",
+        "remove_extra_whitespaces",
+    )
+}
 
 KEYS: tuple[Key, ...] = (
     MODEL, PRE, TOKENS, SCORES, TYPES, MERGES, *IDS.values(), *FLAGS.values(),

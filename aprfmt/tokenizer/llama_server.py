@@ -59,9 +59,11 @@ def server_program() -> str | None:
 
 
 def render_by_llama_cpp(
-    template: str, variables: Mapping[str, str], conversations: Sequence[Mapping[str, Any]],
+    template: str,
+    variables: Mapping[str, str],
+    conversations: Sequence[Mapping[str, Any]],
     where: str,
-) -> Answers:  # fmt: skip
+) -> Answers:
     """Return what llama.cpp makes of conversations as `template.renderings` takes them.
 
     `variables` are the special tokens (`bos_token`, `eos_token`); others llama.cpp has not. Raises
@@ -101,10 +103,15 @@ def _request_body(conversation: Mapping[str, Any]) -> dict[str, Any]:
     messages = []
     for message in conversation["messages"]:
         calls = [
-            {**call, "function": {**call["function"],
-                                  "arguments": json.dumps(call["function"]["arguments"])}}
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": json.dumps(call["function"]["arguments"]),
+                },
+            }
             for call in message.get("tool_calls", ())
-        ]  # fmt: skip
+        ]
         messages.append({**message, "tool_calls": calls} if calls else dict(message))
     tools = {"tools": conversation["tools"]} if conversation.get("tools") else {}
     kwargs = {"chat_template_kwargs": extra} if extra else {}

@@ -200,8 +200,11 @@ def pre_tokenizer(name: str, where: str) -> PreTokenizer:
 
 def _byte_level(use_regex: bool) -> dict[str, Any]:
     return {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex
-    }  # fmt: skip
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
 
 
 def _step_json(step: SplitStep) -> dict[str, Any]:
@@ -261,8 +264,10 @@ def _step_of(node: Mapping[str, Any]) -> SplitStep:
         # Removed + invert keeps only the matches: Isolated, if the regex matches everything.
         whole = (node.get("behavior"), bool(node.get("invert")))
         if isinstance(regex, str) and whole in (
-            ("Isolated", False), ("Isolated", True), ("Removed", True)
-        ):  # fmt: skip
+            ("Isolated", False),
+            ("Isolated", True),
+            ("Removed", True),
+        ):
             return ("split", _plain_regex(regex))
     if kind == "Digits":
         return ("digits", bool(node.get("individual_digits")))

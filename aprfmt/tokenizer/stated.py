@@ -187,9 +187,15 @@ def _plain(carried: Carried, kind: str) -> Vocabulary:
     types += [NORMAL] * (count - len(types))
     scores = carried.sequence(SCORES, (float, int))
     return Vocabulary(
-        kind, tokens[:count], types[:count], None, scores and scores[:count], "",
+        kind,
+        tokens[:count],
+        types[:count],
+        None,
+        scores and scores[:count],
+        "",
         {role: i for role, i in stated_ids.items() if i < count},
-        row.add_bos if add_bos is None else add_bos, row.add_eos if add_eos is None else add_eos,
+        row.add_bos if add_bos is None else add_bos,
+        row.add_eos if add_eos is None else add_eos,
         bool(carried.flag("add_space_prefix")),
         taken={role: i for role, i in taken.items() if role not in stated_ids},
-    )  # fmt: skip
+    )

@@ -114,6 +114,11 @@ def _rendering(name: str, ours: tuple[str, str], theirs: tuple[str, str]) -> Eng
         pairs = enumerate(zip(one, other, strict=False))
         at = next((i for i, (x, y) in pairs if x != y), min(len(one), len(other)))
     return EngineRendering(
-        name, one == other, at, one, other,
-        "" if one is not None else ours[1], "" if other is not None else theirs[1],
-    )  # fmt: skip
+        name,
+        one == other,
+        at,
+        one,
+        other,
+        "" if one is not None else ours[1],
+        "" if other is not None else theirs[1],
+    )

@@ -41,3 +41,10 @@ class ComputedGradients(Protocol):
     def gradient(self, key: str) -> "NDArray[Any]":
         """Return dL/dW of a parameter, float64 in the shape of the role. Raises KeyError."""
         ...
+
+    def rounding(self, key: str) -> float | None:
+        """Return what the trainer's arithmetic alone makes of a gradient: an L2 distance.
+
+        None where that was not measured.
+        """
+        ...

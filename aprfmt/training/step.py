@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,17 @@ from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import CALLED, OPTIMIZERS, Recipe, changed, parse_recipe
 from aprfmt.errors import UsageError
 from aprfmt.measure.encoding_noise import UNIT
-from aprfmt.measure.named_causes import Effect, NamedCause, name_cause, named
-from aprfmt.measure.verdicts import CERTAINTIES, Certainty
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import NamedCause, named
+from aprfmt.measure.proofs import Proof, cap_proof
+from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
 from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
+from aprfmt.training.computed import BatchNumbers as BatchNumbers
+from aprfmt.training.computed import compute_gradients
 from aprfmt.training.judge import CLIPS, Held, Judgement, judge_gradient, judge_update, share_given
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
@@ -43,8 +47,11 @@ def explain_step(
     grads: Sequence[Path | str] = (),
     optimizer: str | None = None,
     optimizer_state: Path | str | None = None,
-    computed: "ComputedGradients | None" = None,
-    facts: "BatchNumbers | None" = None,
+    batch: Path | str | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+    computed: ComputedGradients | None = None,
+    facts: BatchNumbers | None = None,
     trained_in: str | None = None,
     rename: Sequence[Rename] = (),
     arch: str | None = None,
@@ -56,9 +63,10 @@ def explain_step(
     `model` is the checkpoint before the step (with `adapter`: the base below it), `after` the one
     after it. `grads` are files of the gradients of the step, `optimizer` is the recipe
     (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` what the trainer saved of it after the step.
-    `computed` are the gradients of the step's batch, computed here, and `facts` the numbers of that
-    batch, for what a factor between the two may come of. `trained_in` is the type the trainer
-    computes in, where its gradients are to be held to that (`bfloat16`).
+    `batch` is the step's batch: its gradients are computed by torch on `device` in `dtype`, and the
+    given ones held against them. `trained_in` is the arithmetic that made those, whose rounding a
+    second pass measures (`bfloat16`; None: what the gradients and the weights show). `computed` are
+    gradients from elsewhere, and `facts` the numbers of their batch, for what a factor comes of.
     Raises UsageError where there is nothing to compare, or where a file is of another model.
     """
     if after is None and not grads:
@@ -81,6 +89,16 @@ def explain_step(
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename)
+        if batch is not None:
+            own_adapter = None if adapter is None else Path(adapter)
+            computed, facts = compute_gradients(
+                base,
+                Path(batch),
+                adapter=own_adapter,
+                device=device,
+                dtype=dtype,
+                trained_in=trained_in or _few_bits(given, found.rows),
+            )
         step = _Step(
             before,
             found.rows,
@@ -102,12 +120,13 @@ def explain_step(
         )
 
 
-@dataclass(frozen=True)
-class BatchNumbers:
-    """Numbers of a batch by what they are, and the ids of its tokens."""
-
-    counts: Mapping[str, float] = field(default_factory=dict)
-    tokens: frozenset[int] = frozenset()
+def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str | None:
+    """Return bfloat16 where a given gradient holds no finer numbers, as autocast leaves them."""
+    for parameter in parameters:
+        reader = None if given is None or parameter.vector else given.reader(parameter)
+        if reader is not None and reader.noise >= UNIT["F16"]:
+            return "bfloat16"
+    return None
 
 
 @dataclass(frozen=True)
@@ -376,7 +395,9 @@ class _Step:
             self.facts.counts,
             self.facts.tokens,
         )
-        return _Compared(found.facts, case.distance, judge_gradient(case))
+        judged = judge_gradient(case, computed.rounding(key))
+        nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
+        return _Compared(found.facts, None if nothing else case.distance, judged)
 
     def _computed_norm(self) -> float | None:
         """Return the norm over all computed gradients, None without any."""
@@ -415,16 +436,11 @@ class _Step:
                 given, every = given + share * size, every + size
                 rows[at[key]] = replace(rows[at[key]], why=one.says)
             share = given / max(1.0, every)
-            level: Certainty = "confirmed" if share >= 1 and not also else "explained"
-            most = CAUSES[one.cause].most
-            level = min(level, most, key=list(CERTAINTIES).index)
-            says = f"{named(one.keys)} - {one.says}"
-            if also:
-                says += f" (as well given by {', '.join(also)})"
-            effect = Effect(_largest(rows, one.keys))
-            yield name_cause(
-                one.cause, says, one.keys, stored, level=level, share=share, effect=effect
-            )
+            # An element says one digit at least: whether it moved as the mistake would move it.
+            proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
+            text = one.says + (f" (as well given by {', '.join(also)})" if also else "")
+            largest = _largest(rows, one.keys)
+            yield _named(one.cause, text, one.keys, stored, proof, size=largest, also=also)
 
     def _frozen_factors(
         self,
@@ -448,21 +464,16 @@ class _Step:
                     half.append(key)
             elif some:
                 whole.append(key)
-        for cause, keys, says, level in (
-            ("adapter_half_frozen", half, "did not move, and the other factor did", "explained"),
-            (
-                "adapter_frozen",
-                whole,
-                "neither factor moved, and those of other pairs did",
-                "located",
-            ),
+        beside = Proof(len(half), 1.0, len(half), 0.0)  # found on the factors that it speaks of
+        for cause, keys, says, proof in (
+            ("adapter_half_frozen", half, "did not move, and the other factor did", beside),
+            ("adapter_frozen", whole, "neither factor moved, and those of other pairs did", None),
         ):
             if keys:
                 at = {row.key: number for number, row in enumerate(rows)}
                 for key in keys:
                     rows[at[key]] = replace(rows[at[key]], verdict="differs", why=says)
-                text = f"{named(keys)} - {says}"
-                yield name_cause(cause, text, keys, stored, level=level)  # type: ignore[arg-type]
+                yield _named(cause, says, keys, stored, proof)
 
     def _idle_key(self, key: str) -> bool:
         return key.endswith(".lora_a") and is_zero(self.pairs[key].before)
@@ -550,6 +561,26 @@ def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> Ar
 # --- causes -------------------------------------------------------------------------------------
 
 
+def _named(
+    cause: str,
+    says: str,
+    keys: Sequence[str],
+    stored: Mapping[str, Sequence[str]],
+    proof: Proof | None,
+    *,
+    size: float | None = None,
+    also: tuple[str, ...] = (),
+) -> NamedCause:
+    """Return a cause of these parameters; `size` is the largest update, relative to the weight."""
+    level: Level = CAUSES[cause].level if cause else "update"
+    text = f"{named(keys)} - {says}"
+    places = tuple(keys)
+    found = Finding(
+        cause, text, level, "bug", places, True, residual_before=size, also=also, proof=proof
+    )
+    return found.named({key: tuple(names) for key, names in stored.items()})
+
+
 def _nonfinite(
     rows: Sequence[TensorStep], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
@@ -559,8 +590,7 @@ def _nonfinite(
         ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
     ):
         if keys:
-            says = f"{named(keys)} - {what} holds NaN or infinite numbers"
-            yield name_cause("nonfinite", says, keys, stored, level="located")
+            yield _named("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
 
 
 @dataclass(frozen=True)
@@ -612,10 +642,8 @@ def _unknown(
         and not (row.update and row.update.nonfinite)
     ]
     if keys:
-        says = f"{named(keys)} - what happened is not known: {judged[keys[0]].why}"
-        yield name_cause(
-            "", says, keys, stored, level="located", effect=Effect(_largest(rows, keys))
-        )
+        says = f"what happened is not known: {judged[keys[0]].why}"
+        yield _named("", says, keys, stored, None, size=_largest(rows, keys))
 
 
 def _largest(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:

@@ -12,42 +12,87 @@ from aprfmt.measure.tolerances import REPORTED
 @click.command("eval")
 @options.gather_options(asked=EvalRequest, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
-@click.option("--text", "texts", multiple=True, type=options.FILE,
-              help="A UTF-8 text file, - is stdin; several are samples of their own.")  # fmt: skip
-@click.option("--samples", type=options.FILE, metavar="FILE.jsonl",
-              help='One {"prompt": ..., "response": ...} or {"text": ...} a line; '
-              "only responses are scored.")  # fmt: skip
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    type=options.FILE,
+    help="A UTF-8 text file, - is stdin; several are samples of their own.",
+)
+@click.option(
+    "--samples",
+    type=options.FILE,
+    metavar="FILE.jsonl",
+    help='One {"prompt": ..., "response": ...} or {"text": ...} a line; only responses are scored.',
+)
 @click.option("--ids", metavar="IDS", help="Token ids instead of text: 1,2,3 or a .npy file.")
-@click.option("--max-seq-len", type=options.WholeNumber(2), metavar="N",
-              help="Tokens a window holds, BOS included (default: 2048, or 512 as llama.cpp does; "
-              "the model's context where that is less).")  # fmt: skip
-@click.option("--overlap", type=options.WholeNumber(0), default=0, show_default=True,
-              help="Tokens of the window before that a window repeats unscored.")  # fmt: skip
-@click.option("--convention", type=click.Choice(["disjoint", "llama.cpp"]), default="disjoint",
-              show_default=True, help="disjoint scores the whole text; llama.cpp, as its "
-              "llama-perplexity, whole windows only and the second half of each.")  # fmt: skip
-@click.option("--batch", type=options.FILE, metavar="FILE.npz",
-              help="A trainer's batch in place of a text: ids, labels (-100: not scored), mask, "
-              "and its logits if it has them.")  # fmt: skip
-@click.option("--reported", callback=batch.parse_reported, metavar="LOSS",
-              help="The loss that was reported of --batch, as it was printed, or nan: name the "
-              "mistake that gives it.")  # fmt: skip
-@click.option("--within", type=options.RealNumber(0, 0.5), default=REPORTED, show_default=True,
-              help="How far --reported may lie from the loss, as a part of it.")  # fmt: skip
+@click.option(
+    "--max-seq-len",
+    type=options.WholeNumber(2),
+    metavar="N",
+    help="Tokens a window holds, BOS included (default: 2048, or 512 as llama.cpp does; "
+    "the model's context where that is less).",
+)
+@click.option(
+    "--overlap",
+    type=options.WholeNumber(0),
+    default=0,
+    show_default=True,
+    help="Tokens of the window before that a window repeats unscored.",
+)
+@click.option(
+    "--convention",
+    type=click.Choice(["disjoint", "llama.cpp"]),
+    default="disjoint",
+    show_default=True,
+    help="disjoint scores the whole text; llama.cpp, as its "
+    "llama-perplexity, whole windows only and the second half of each.",
+)
+@click.option(
+    "--batch",
+    type=options.FILE,
+    metavar="FILE.npz",
+    help="A trainer's batch in place of a text: ids, labels (-100: not scored), mask, "
+    "and its logits if it has them.",
+)
+@click.option(
+    "--reported",
+    callback=batch.parse_reported,
+    metavar="LOSS",
+    help="The loss that was reported of --batch, as it was printed, or nan: name the "
+    "mistake that gives it.",
+)
+@click.option(
+    "--within",
+    type=options.RealNumber(0, 0.5),
+    default=REPORTED,
+    show_default=True,
+    help="How far --reported may lie from the loss, as a part of it.",
+)
 @click.option(
     "--against",
     type=options.MODEL_RUN,
     metavar="OTHER[@RUN]",
     help="Compare next-token distributions with this model, on the same tokens.",
 )
-@click.option("--draft", is_flag=True,
-              help="Run the model's draft head (MTP) too: the share of its drafts that the model "
-              "accepts, that is of places where the head's likeliest token, guessed one token "
-              "earlier, is the model's likeliest one.")  # fmt: skip
-@click.option("--least-accepted", type=options.RealNumber(0, 1), metavar="SHARE",
-              help="Exit 1 below this share of --draft (default: 0.05, a dead head).")  # fmt: skip
-@click.option("--random-weights", is_flag=True,
-              help="The model is untrained: expect 0.5 nats to 1.5 times ln(vocab).")  # fmt: skip
+@click.option(
+    "--draft",
+    is_flag=True,
+    help="Run the model's draft head (MTP) too: the share of its drafts that the model "
+    "accepts, that is of places where the head's likeliest token, guessed one token "
+    "earlier, is the model's likeliest one.",
+)
+@click.option(
+    "--least-accepted",
+    type=options.RealNumber(0, 1),
+    metavar="SHARE",
+    help="Exit 1 below this share of --draft (default: 0.05, a dead head).",
+)
+@click.option(
+    "--random-weights",
+    is_flag=True,
+    help="The model is untrained: expect 0.5 nats to 1.5 times ln(vocab).",
+)
 @run_options.where
 @options.arch
 @options.common

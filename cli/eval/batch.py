@@ -120,9 +120,13 @@ def shift_check(batch: "Batch") -> "Check":
     from aprfmt.inference.batch import PROPER, SHIFTS
 
     return check(
-        "labels-shifted", batch.shift in PROPER, SHIFTS[batch.shift],
-        "the ids themselves, or the ids one ahead", "shift the labels once", str(batch.path),
-    )  # fmt: skip
+        "labels-shifted",
+        batch.shift in PROPER,
+        SHIFTS[batch.shift],
+        "the ids themselves, or the ids one ahead",
+        "shift the labels once",
+        str(batch.path),
+    )
 
 
 def edge_checks(batch: "Batch") -> "list[Check]":
@@ -132,13 +136,21 @@ def edge_checks(batch: "Batch") -> "list[Check]":
     if batch.document is None:
         return []
     found = f"{batch.documents} documents in {len(batch.mask)} rows; "
-    return [check(
-        "documents-apart", not batch.edges,
-        found + (f"labels of {batch.edges} first tokens are set" if batch.edges else "no label is "
-                 "the first token of one"),
-        "no document scored by the one before",
-        "set the label of each document's first token to -100", str(batch.path),
-    )]  # fmt: skip
+    return [
+        check(
+            "documents-apart",
+            not batch.edges,
+            found
+            + (
+                f"labels of {batch.edges} first tokens are set"
+                if batch.edges
+                else "no label is the first token of one"
+            ),
+            "no document scored by the one before",
+            "set the label of each document's first token to -100",
+            str(batch.path),
+        )
+    ]
 
 
 def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
@@ -169,12 +181,17 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
         return f"token {text} ends a scored text {each.places} times, {each.scored} are labels"
 
     padded = any(each.padding for each in lost)
-    return [check(
-        name, not lost, "; ".join(map(said, lost or known)),
-        "the end of a turn among the labels, or the model never learns to stop",
-        ("padding has the same id: " if padded else "")
-        + "mask the labels of padding by the attention mask, not by the token's id", where,
-    )]  # fmt: skip
+    return [
+        check(
+            name,
+            not lost,
+            "; ".join(map(said, lost or known)),
+            "the end of a turn among the labels, or the model never learns to stop",
+            ("padding has the same id: " if padded else "")
+            + "mask the labels of padding by the attention mask, not by the token's id",
+            where,
+        )
+    ]
 
 
 def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "Check":
@@ -182,11 +199,13 @@ def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "
     from aprfmt.base.outcome import check
 
     return check(
-        "logits-agree", abs(ours - theirs) <= within * abs(ours),
-        f"{theirs:.6g} nats from the file's logits", f"{ours:.6g} nats of this model's, within "
-        f"{within:g} of it",
-        "the forward passes differ: trace both, and diagnose the traces", str(batch.path),
-    )  # fmt: skip
+        "logits-agree",
+        abs(ours - theirs) <= within * abs(ours),
+        f"{theirs:.6g} nats from the file's logits",
+        f"{ours:.6g} nats of this model's, within {within:g} of it",
+        "the forward passes differ: trace both, and diagnose the traces",
+        str(batch.path),
+    )
 
 
 def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
@@ -237,10 +256,16 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
     """Return what the file holds."""
     samples, tokens = batch.mask.shape
     return {
-        "path": str(batch.path), "samples": samples, "tokens": tokens,
-        "padding": int((~batch.mask).sum()), "labels": batch.scored, "shift": batch.shift,
-        "documents": batch.documents, "unread": list(batch.unread), "loss_of_logits": None,
-    }  # fmt: skip
+        "path": str(batch.path),
+        "samples": samples,
+        "tokens": tokens,
+        "padding": int((~batch.mask).sum()),
+        "labels": batch.scored,
+        "shift": batch.shift,
+        "documents": batch.documents,
+        "unread": list(batch.unread),
+        "loss_of_logits": None,
+    }
 
 
 def answer_to_json(answer: "LossVerdict") -> ReportedLoss:

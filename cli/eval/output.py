@@ -87,17 +87,23 @@ def answer(
         lines.append((f"draft head {draft_verdict(draft)}", ""))
     both: list[EvalFacts | ComparedModel] = [body] if against is None else [body, against]
     for found in both:
-        lines.append((
-            f"  {run_options.run_headline(found['run'])}: {found['loss']:.6f} nats per token, "
-            f"perplexity {found['perplexity']:.4f}, {found['loss_tokens']} labels of "
-            f"{found['samples']} samples; a uniform guess is {found['uniform_loss']:.4f}", "",
-        ))  # fmt: skip
+        lines.append(
+            (
+                f"  {run_options.run_headline(found['run'])}: {found['loss']:.6f} nats per token, "
+                f"perplexity {found['perplexity']:.4f}, {found['loss_tokens']} labels of "
+                f"{found['samples']} samples; a uniform guess is {found['uniform_loss']:.4f}",
+                "",
+            )
+        )
     apart = None if against is None else against["divergence"]
     if apart is not None:
-        lines.append((
-            f"  mean KL {apart['kl']:.6g} nats per token, max {apart['max_kl']:.6g}, "
-            f"same top token {100 * apart['top1']:.2f} %", "",
-        ))  # fmt: skip
+        lines.append(
+            (
+                f"  mean KL {apart['kl']:.6g} nats per token, max {apart['max_kl']:.6g}, "
+                f"same top token {100 * apart['top1']:.2f} %",
+                "",
+            )
+        )
     return lines
 
 
@@ -108,14 +114,19 @@ def show(body: EvalFacts, draft: DraftAcceptance | None, against: ComparedModel 
     both: list[EvalFacts | ComparedModel] = [body] if against is None else [body, against]
     for found in both:
         render.line(run_options.run_headline(found["run"]), style="head")
-        render.print_pairs([
-            *(window_rows(body) if found is body else ()),
-            ("loss", f"{found['loss']:.6f} nats per token"),
-            ("perplexity", f"{found['perplexity']:.4f}"),
-            ("uniform guess", f"{found['uniform_loss']:.4f} nats = ln({found['vocab_size']})"),
-            ("scored", f"{found['loss_tokens']} labels of {found['samples']} samples"
-             + (f", {len(found['skipped'])} skipped" if found["skipped"] else "")),
-        ])  # fmt: skip
+        render.print_pairs(
+            [
+                *(window_rows(body) if found is body else ()),
+                ("loss", f"{found['loss']:.6f} nats per token"),
+                ("perplexity", f"{found['perplexity']:.4f}"),
+                ("uniform guess", f"{found['uniform_loss']:.4f} nats = ln({found['vocab_size']})"),
+                (
+                    "scored",
+                    f"{found['loss_tokens']} labels of {found['samples']} samples"
+                    + (f", {len(found['skipped'])} skipped" if found["skipped"] else ""),
+                ),
+            ]
+        )
     difference = None if against is None else against["divergence"]
     if difference is not None:
         render.line("this model against the other", style="head")

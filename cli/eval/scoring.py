@@ -98,9 +98,12 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
         body |= {} if draft_found is None else {"draft": draft_found}
         body |= {} if against is None else {"against": against}
         return finish(
-            run, body, checks, lambda: output.show(scored, draft_found, against),
+            run,
+            body,
+            checks,
+            lambda: output.show(scored, draft_found, against),
             lambda: output.answer(scored, draft_found, against),
-        )  # fmt: skip
+        )
 
 
 def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
@@ -108,9 +111,12 @@ def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
     if found is None:
         return None
     return {
-        "kl": found.kl, "max_kl": found.max_kl, "top1": found.top1,
-        "correct_change": found.correct_change, "tokens": found.tokens,
-    }  # fmt: skip
+        "kl": found.kl,
+        "max_kl": found.max_kl,
+        "top1": found.top1,
+        "correct_change": found.correct_change,
+        "tokens": found.tokens,
+    }
 
 
 def evaluate_batch(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
@@ -135,9 +141,13 @@ def evaluate_batch(model: str, asked: EvalRequest, where: run_options.WhereOptio
 
 
 def finish(
-    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None],
-    answer: "Callable[[], list[Line]] | None" = None, left: "Sequence[NotCompared]" = (),
-) -> int:  # fmt: skip
+    run: "Run",
+    body: Mapping[str, object],
+    checks: "list[Check]",
+    show: Callable[[], None],
+    answer: "Callable[[], list[Line]] | None" = None,
+    left: "Sequence[NotCompared]" = (),
+) -> int:
     """Judge the checks, print what was found and return the exit code.
 
     `left` is what nothing reads of a batch; what nothing reads of the model is named with it.
@@ -162,9 +172,7 @@ def finish(
         ]
 
     gate = {**body, "gate": report.to_json(), **verdict.to_json()}
-    return render.emit(
-        gate, verdict.exit, show_all, answer=None if answer is None else lines,
-    )  # fmt: skip
+    return render.emit(gate, verdict.exit, show_all, answer=None if answer is None else lines)
 
 
 @contextmanager

@@ -45,8 +45,11 @@ def whole_text_sample(model: "Model", name: str, ids: list[int]) -> "Sample":
     prefix = repeated(ids, leading)
     if leading and ids and not prefix:
         shown = " ".join(tokenizer.token(i) for i in leading)
-        render.warn(f"{name}: does not begin with {shown}, which the model puts before a text; "
-                    "no window does", "no_bos")  # fmt: skip
+        render.warn(
+            f"{name}: does not begin with {shown}, which the model puts before a text; "
+            "no window does",
+            "no_bos",
+        )
     return Sample(name, ids, prefix=prefix)
 
 
@@ -161,7 +164,10 @@ def window_rows(body: WindowFacts) -> list[tuple[str, str]]:
     spelled = " ".join(f"{token} ({i})" for i, token in zip(bos["ids"], bos["tokens"], strict=True))
     before = f"{render.escape(spelled)} before {bos['windows']} of {count} windows"
     return [
-        ("windows", f"{count} of at most {body['max_seq_len']} tokens, overlap {body['overlap']}, "
-         f"{convention}: {CONVENTIONS[convention].says}"),
+        (
+            "windows",
+            f"{count} of at most {body['max_seq_len']} tokens, overlap {body['overlap']}, "
+            f"{convention}: {CONVENTIONS[convention].says}",
+        ),
         ("BOS", before if spelled else "none"),
-    ]  # fmt: skip
+    ]

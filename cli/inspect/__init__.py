@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 @options.verbose("All hyperparameters and their keys, tokenizer, notes.")
 @click.option("--metadata", "all_metadata", is_flag=True, help="Print every metadata key.")
 @click.option("--full", is_flag=True, help="With --metadata: arrays and long texts whole.")
-@click.option("--account", is_flag=True,
-              help="Everything the model is made of, by how it is read.")  # fmt: skip
+@click.option("--account", is_flag=True, help="Everything the model is made of, by how it is read.")
 @click.option("--partial", is_flag=True, help="A cut file, or a missing one of a set, is no error.")
 @click.option("--verify", is_flag=True, help="Read every byte and check the file's own checksum.")
 @options.html("Write a page: where the bytes are, tensors, metadata, tokenizer, checks.")
@@ -32,9 +31,16 @@ if TYPE_CHECKING:
 @options.force
 @options.common
 def command(
-    model: Path, verbose: bool, all_metadata: bool, full: bool, account: bool, partial: bool,
-    verify: bool, arch: str | None, paged: PageRequest,
-) -> int:  # fmt: skip
+    model: Path,
+    verbose: bool,
+    all_metadata: bool,
+    full: bool,
+    account: bool,
+    partial: bool,
+    verify: bool,
+    arch: str | None,
+    paged: PageRequest,
+) -> int:
     """Say what a file is: in one line, then by part.
 
     Reads no tensor. A damaged file is shown as far as it can be read: exit 2. With --verify a
@@ -75,8 +81,11 @@ def verify_checksum(source: Source) -> "Outcome":
 
     matches = checksum_matches(source)
     if matches is None:
-        render.warn(f"{source.path}: carries no checksum of its bytes, so nothing was verified; "
-                    "aprfmt hash --write makes a manifest beside it", "no_checksum")  # fmt: skip
+        render.warn(
+            f"{source.path}: carries no checksum of its bytes, so nothing was verified; "
+            "aprfmt hash --write makes a manifest beside it",
+            "no_checksum",
+        )
         return "NOT_RUN"
     for note in checksum_notes(source, matches):
         render.warn_note(note)

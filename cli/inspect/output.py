@@ -78,8 +78,9 @@ def answer(body: "InspectBody") -> "list[Line]":
         from aprfmt.compare.short_answer import merge_alike
 
         account, listed = body["account"], cast("list[Line]", [])
-        read = ", ".join(f"{row['items']} {row['kind']} {row['reading']}"
-                         for row in account["kinds"])  # fmt: skip
+        read = ", ".join(
+            f"{row['items']} {row['kind']} {row['reading']}" for row in account["kinds"]
+        )
         lines.append((f"  {account['items']} items: {read}", ""))
         odd = [(title, one) for title in ("contradicted", "unread") for one in account[title]]
         odd += [("cannot be read", one) for one in account["unreadable"]]

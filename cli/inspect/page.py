@@ -168,13 +168,20 @@ def _tokenizer(found: "Stated", everything: bool) -> dict[str, object]:
     shown = range(count) if everything else range(0, count, step)
     template = found.template
     return {
-        "kind": words.kind, "count": count, "merges": len(words.merges or ()),
-        "pre": words.pre, "bos": found.begins, "eos": found.ends, "whole": everything,
+        "kind": words.kind,
+        "count": count,
+        "merges": len(words.merges or ()),
+        "pre": words.pre,
+        "bos": found.begins,
+        "eos": found.ends,
+        "whole": everything,
         "special": [[*row(i), ", ".join(roles.get(i, []))] for i in special[:SPECIALS]],
-        "specials": len(special), "tokens": [row(i) for i in shown],
-        "template": _lines(template), "previews": template_previews(found),
+        "specials": len(special),
+        "tokens": [row(i) for i in shown],
+        "template": _lines(template),
+        "previews": template_previews(found),
         "suspicious": scan_template(template) if template else [],
-    }  # fmt: skip
+    }
 
 
 def _lines(text: str | None) -> list[str]:

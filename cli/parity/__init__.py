@@ -15,8 +15,12 @@ REPEATS = 5
 @click.command("parity", options_metavar="MODEL --between RUN RUN... [OPTIONS]")
 @options.gather_options(asked=ParityOptions, wanted=ParityOutputs, tokens=run_options.TokenOptions)
 @click.argument("words", nargs=-1, metavar="")
-@click.option("--between", is_flag=True, help="The runs follow: cpu, cuda, torch:cpu:bfloat16, "
-              "transformers, llama.cpp. The first is the reference.")  # fmt: skip
+@click.option(
+    "--between",
+    is_flag=True,
+    help="The runs follow: cpu, cuda, torch:cpu:bfloat16, "
+    "transformers, llama.cpp. The first is the reference.",
+)
 @run_options.what
 @click.option("--points", metavar="NAMES", help="Points, slots or stages (default: all).")
 @click.option(
@@ -24,19 +28,44 @@ REPEATS = 5
     metavar="ENCODING",
     help="Push the layers' matrices through this encoding and back, for every run (NF4).",
 )
-@click.option("--base", metavar="MODEL",
-              help="The model before quantization: how far quantization alone goes.")  # fmt: skip
+@click.option(
+    "--base",
+    metavar="MODEL",
+    help="The model before quantization: how far quantization alone goes.",
+)
 @click.option("--arbiter", is_flag=True, help="Run numpy in float64 too; say which run is nearer.")
-@click.option("--thresholds", type=options.FILE, metavar="FILE",
-              help="Calibrated tolerances of an earlier --calibrate.")  # fmt: skip
-@click.option("--calibrate", type=options.FILE, metavar="FILE",
-              help="Measure tolerances over repeated runs and write them.")  # fmt: skip
-@click.option("--repeats", type=options.WholeNumber(2, 1000), default=REPEATS, show_default=True,
-              help="Sequences to calibrate with: the ids, rotated.")  # fmt: skip
-@click.option("--bundle", type=options.FILE, metavar="FILE",
-              help="Write a minimal reproduction of the first wrong operation.")  # fmt: skip
-@click.option("--replay", "replayed", type=options.FILE,
-              metavar="FILE", help="Run a reproduction again, without the model.")  # fmt: skip
+@click.option(
+    "--thresholds",
+    type=options.FILE,
+    metavar="FILE",
+    help="Calibrated tolerances of an earlier --calibrate.",
+)
+@click.option(
+    "--calibrate",
+    type=options.FILE,
+    metavar="FILE",
+    help="Measure tolerances over repeated runs and write them.",
+)
+@click.option(
+    "--repeats",
+    type=options.WholeNumber(2, 1000),
+    default=REPEATS,
+    show_default=True,
+    help="Sequences to calibrate with: the ids, rotated.",
+)
+@click.option(
+    "--bundle",
+    type=options.FILE,
+    metavar="FILE",
+    help="Write a minimal reproduction of the first wrong operation.",
+)
+@click.option(
+    "--replay",
+    "replayed",
+    type=options.FILE,
+    metavar="FILE",
+    help="Run a reproduction again, without the model.",
+)
 @dry_run.option
 @click.option("--all", "every", is_flag=True, help="Print every point, not the worst of each kind.")
 @options.html("Write a page: evidence, a map of all points for every run.")
@@ -45,10 +74,16 @@ REPEATS = 5
 @options.force
 @options.common
 def command(
-    words: tuple[str, ...], between: bool, base: str | None, calibrate: Path | None, repeats: int,
-    replayed: Path | None, asked: ParityOptions, wanted: ParityOutputs,
+    words: tuple[str, ...],
+    between: bool,
+    base: str | None,
+    calibrate: Path | None,
+    repeats: int,
+    replayed: Path | None,
+    asked: ParityOptions,
+    wanted: ParityOutputs,
     tokens: run_options.TokenOptions,
-) -> int:  # fmt: skip
+) -> int:
     """Compare runs of one model: every capture point, logits, losses, experts.
 
     Without --prompt, --ids and --chat the token ids are chosen as `aprfmt diagnose` chooses them,

@@ -43,9 +43,15 @@ class ParityOutputs:
 
 
 def run_parity(
-    text: str, runs: list[str], base: str | None, calibrate: Path | None, repeats: int,
-    asked: ParityOptions, wanted: ParityOutputs, tokens: run_options.TokenOptions,
-) -> int:  # fmt: skip
+    text: str,
+    runs: list[str],
+    base: str | None,
+    calibrate: Path | None,
+    repeats: int,
+    asked: ParityOptions,
+    wanted: ParityOutputs,
+    tokens: run_options.TokenOptions,
+) -> int:
     """Compare the runs, or calibrate with them; print what was found and return the exit code."""
     from aprfmt.inference.device import parse_run
 
@@ -84,8 +90,10 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
     models, runs = split_arguments(words)
     if len(models) != 1:
         found = ", ".join(models) or "none"
-        raise UsageError(f"expected one MODEL and runs behind --between, found the models {found}; "
-                         "a run begins with a backend, an engine, cpu or cuda")  # fmt: skip
+        raise UsageError(
+            f"expected one MODEL and runs behind --between, found the models {found}; "
+            "a run begins with a backend, an engine, cpu or cuda"
+        )
     if len(runs) < 2:
         raise UsageError(f"{len(runs)} runs; give at least two: --between cpu torch")
     return models[0], runs
@@ -117,10 +125,17 @@ def prepare_runs(
         known = instances(model.spec.block, model.hyper, model.roles)
         wanted = [key for key, item in known.items() if item.point.name in names]
     return model, ParityRequest(
-        tuple(ids), text=said, wanted=wanted, through=asked.through, arbiter=asked.arbiter,
-        threads=asked.threads, memory=asked.memory, deterministic=asked.deterministic,
-        calibrated=rows, calibrated_by=None if asked.thresholds is None else str(asked.thresholds),
-    )  # fmt: skip
+        tuple(ids),
+        text=said,
+        wanted=wanted,
+        through=asked.through,
+        arbiter=asked.arbiter,
+        threads=asked.threads,
+        memory=asked.memory,
+        deterministic=asked.deterministic,
+        calibrated=rows,
+        calibrated_by=None if asked.thresholds is None else str(asked.thresholds),
+    )
 
 
 def compare_runs(
@@ -169,8 +184,12 @@ def write_bundle(
     if made is None:
         return None
     save_bundle(path, made, ["aprfmt", *sys.argv[1:]], force=force)
-    return {"path": str(path), "key": made.cell.key, "residual": made.residual,
-            "bytes": path.stat().st_size}  # fmt: skip
+    return {
+        "path": str(path),
+        "key": made.cell.key,
+        "residual": made.residual,
+        "bytes": path.stat().st_size,
+    }
 
 
 def replay_bundle(path: Path, runs: list[str]) -> int:
@@ -183,9 +202,13 @@ def replay_bundle(path: Path, runs: list[str]) -> int:
 
 
 def calibrate_tolerances(
-    model: "Model", choices: "list[Choice]", request: "ParityRequest", repeats: int, path: Path,
+    model: "Model",
+    choices: "list[Choice]",
+    request: "ParityRequest",
+    repeats: int,
+    path: Path,
     wanted: ParityOutputs,
-) -> int:  # fmt: skip
+) -> int:
     """Calibrate; exit 1, nothing written, where a point is beyond what a tolerance may excuse."""
     from aprfmt.inference.parity.calibrate import calibrate, save_calibration
 

@@ -34,15 +34,19 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
         said = found.pronounced_of(pair.verdict, [pair]).says
         lines.append((f"{said} ({names})", _STYLES[pair.verdict]))
         if pair.logits is not None:
-            lines.append((
-                f"  logits: relL2 {pair.logits.rel_l2:.3g}, argmax equal in "
-                f"{pair.logits.argmax:.1%} of {pair.logits.rows} rows, KL "
-                f"{pair.logits.kl_mean:.3g} nats", "",
-            ))  # fmt: skip
+            lines.append(
+                (
+                    f"  logits: relL2 {pair.logits.rel_l2:.3g}, argmax equal in "
+                    f"{pair.logits.argmax:.1%} of {pair.logits.rows} rows, KL "
+                    f"{pair.logits.kl_mean:.3g} nats",
+                    "",
+                )
+            )
         lines += [
             (f"  FAIL {one.name}: {one.found}; expected {one.expected}", "bad")
-            for one in pair.report.checks if one.outcome == "FAIL"
-        ]  # fmt: skip
+            for one in pair.report.checks
+            if one.outcome == "FAIL"
+        ]
         if pair.verdict == "bug":
             ids = ",".join(map(str, found.ids))
             run, other = (
@@ -92,8 +96,16 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
             rows.append((point.key, "-", "-", "-", "not comparable", point.why))
             continue
         verdict = "BEYOND" if point.beyond else "equal" if point.bits else "within"
-        rows.append((point.key, f"{point.rel_l2:.3g}", f"{point.max_over_rms:.3g}",
-                     f"{point.tolerance:.3g}", verdict, point.reason))  # fmt: skip
+        rows.append(
+            (
+                point.key,
+                f"{point.rel_l2:.3g}",
+                f"{point.max_over_rms:.3g}",
+                f"{point.tolerance:.3g}",
+                verdict,
+                point.reason,
+            )
+        )
     render.table(
         rows, ("point", "relL2", "max/rms", "tolerance", "verdict", "why this tolerance"), "lrrrll"
     )
@@ -151,8 +163,10 @@ def show_outcomes(pair: "RunPair") -> None:
     for token in pair.experts[:8]:
         word = "within rounding" if token.explained else "beyond rounding"
         gap = "not known" if token.gap is None else f"{token.gap:.3g}"
-        render.line(f"{token.key}, position {token.position}: experts {list(token.gone)} became "
-                    f"{list(token.came)}; margin {gap}, {word}")  # fmt: skip
+        render.line(
+            f"{token.key}, position {token.position}: experts {list(token.gone)} became "
+            f"{list(token.came)}; margin {gap}, {word}"
+        )
 
 
 def show_operation(operation: "Operation") -> None:
@@ -183,8 +197,10 @@ def show_distance(distance: "RunDistance", name: str) -> None:
 def show_replay(found: "Replayed") -> None:
     """Print what a replay found."""
     render.say(f"{found.key}: {found.runs[1]} against {found.runs[0]}", style="head")
-    render.line(f"  apart now {found.apart:.3g}, recorded {found.recorded:.3g}, rounding "
-                f"{found.bound:.3g}; largest {found.largest:.3g} at {list(found.at)}")  # fmt: skip
+    render.line(
+        f"  apart now {found.apart:.3g}, recorded {found.recorded:.3g}, rounding "
+        f"{found.bound:.3g}; largest {found.largest:.3g} at {list(found.at)}"
+    )
     moved = [("reference", found.reference), ("other run", found.other)]
     for name, value in moved:
         if value:
@@ -196,12 +212,23 @@ def show_replay(found: "Replayed") -> None:
 def show_calibration(found: "Calibration", written: str | None) -> None:
     """Print measured tolerances with their evidence."""
     rows = [
-        ("/".join(row.pair), row.weights, row.point, row.dtype, f"{row.rel_l2:.3g}",
-         f"{row.max_over_rms:.3g}", f"{row.largest:.3g}", row.runs)
+        (
+            "/".join(row.pair),
+            row.weights,
+            row.point,
+            row.dtype,
+            f"{row.rel_l2:.3g}",
+            f"{row.max_over_rms:.3g}",
+            f"{row.largest:.3g}",
+            row.runs,
+        )
         for row in found.rows
-    ]  # fmt: skip
-    render.table(rows, ("pair", "weights", "point", "dtype", "relL2", "max/rms", "largest seen",
-                        "compared"), "llllrrrr")  # fmt: skip
+    ]
+    render.table(
+        rows,
+        ("pair", "weights", "point", "dtype", "relL2", "max/rms", "largest seen", "compared"),
+        "llllrrrr",
+    )
     for text in found.beyond[:8]:
         render.say(f"beyond what a tolerance may excuse: {text}", style="bad")
     if written:

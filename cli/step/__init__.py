@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aprfmt.cli import dry_run as dry_runs
 from aprfmt.cli import options, render
 from aprfmt.cli.html_page import add_page
 from aprfmt.cli.step import output
@@ -35,6 +36,22 @@ if TYPE_CHECKING:
     help="Gradients of the step, by parameter: safetensors, npz or .pt; several files.",
 )
 @click.option(
+    "--batch",
+    type=options.FILE,
+    metavar="FILE",
+    help="The step's batch, npz: its gradients are computed, and --grads held against them.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, help="Where they are computed: cpu, cuda, cuda:N."
+)
+@click.option(
+    "--dtype",
+    default="float64",
+    show_default=True,
+    type=click.Choice(("float64", "float32", "bfloat16", "float16")),
+    help="The arithmetic they are computed in.",
+)
+@click.option(
     "--optimizer",
     metavar="RULE",
     help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion).",
@@ -48,12 +65,13 @@ if TYPE_CHECKING:
 @click.option(
     "--trained-in",
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="The type the trainer computes in: its gradients may be off by the rounding of that.",
+    help="The type the trainer computes in, whose rounding is measured. Default: the weights'.",
 )
 @options.rename
 @options.accept()
 @options.verbose("Every tensor.")
 @options.html("Write a page: every tensor with its gradient and its update.")
+@dry_runs.option
 @options.arch
 @options.force
 @options.common
@@ -62,6 +80,9 @@ def command(
     after: Path | None,
     adapter: Path | None,
     grads: tuple[Path, ...],
+    batch: Path | None,
+    device: str,
+    dtype: str,
     optimizer: str | None,
     optimizer_state: Path | None,
     trained_in: str | None,
@@ -69,6 +90,7 @@ def command(
     accept: tuple[str, ...],
     verbose: bool,
     html: Path | None,
+    dry_run: bool,
     arch: str | None,
     force: bool,
 ) -> int:
@@ -79,6 +101,9 @@ def command(
     """
     from aprfmt.training.step import explain_step
 
+    if dry_run:
+        state = () if optimizer_state is None else (optimizer_state,)
+        return output.report_memory(model, after, adapter, (*grads, *state), arch)
     options.check_new(force, html)
     with render.ProgressLine("step") as progress:
         report = explain_step(
@@ -86,6 +111,9 @@ def command(
             after=after,
             adapter=adapter,
             grads=grads,
+            batch=batch,
+            device=device,
+            dtype=dtype,
             optimizer=optimizer,
             optimizer_state=optimizer_state,
             trained_in=trained_in,

@@ -1,6 +1,8 @@
 """What `aprfmt step` prints: the verdict, causes, and tensors by role and layer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
@@ -90,3 +92,18 @@ def page(body: Mapping[str, Value]) -> str:
     return html_page.render_html(
         "Training step", facts, {"step": body}, (*html_page.REPORT, "step.js")
     )
+
+
+def report_memory(
+    model: Path, after: Path | None, adapter: Path | None, arrays: Sequence[Path], arch: str | None
+) -> int:
+    """Say what the update takes to be explained, from headers; what is read is none of it."""
+    from aprfmt.training.memory import estimate_step
+
+    found = estimate_step(model, after, adapter, arrays, arch)
+    size = render.size_text
+    text = (
+        f"{found.parameters} parameters: reads {size(found.read_bytes)}, takes at most "
+        f"{size(found.peak_bytes)} of memory"
+    )
+    return render.emit({"dry_run": asdict(found)}, 0, lambda: render.say(text))

@@ -34,30 +34,55 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
     help="Fill the cache with the first N tokens; trace the rest behind it.",
 )
 @click.option("--save", "-o", type=options.NamedPath(), help="Save values as .safetensors.")
-@click.option("--save-aprt", type=options.NamedPath(file_okay=False),
-              help="Save values as an APRT folder.")  # fmt: skip
-@click.option("--load", "loaded", type=options.NamedPath(),
-              help="Show a saved trace instead of running: .safetensors, .npz of module outputs, "
-              "the text of llama-eval-callback, an APRT folder, a mapping file. MODEL names its "
-              "sizes.")  # fmt: skip
-@click.option("--map", "arrays", type=options.NamedPath(), metavar="DIR",
-              help="Arrays that another engine dumped (.npy, .npz, .safetensors, .pt, raw .bin): "
-              "propose which is which point.")  # fmt: skip
-@click.option("--mapping", type=options.NamedPath(dir_okay=False), metavar="FILE",
-              help="With --map: use this mapping file as it is.")  # fmt: skip
-@click.option("--reference", type=options.MODEL_RUN, metavar="RUN_OR_TRACE",
-              help="Compare with a saved trace of any kind, or MODEL[@RUN].")  # fmt: skip
-@click.option("--same-dtype", type=options.MODEL_RUN, metavar="RUN_OR_TRACE",
-              help="With a float32 --reference: the reference in this run's dtype. Each point has "
-              "R = |this - reference| / |same dtype - reference|.")  # fmt: skip
+@click.option(
+    "--save-aprt", type=options.NamedPath(file_okay=False), help="Save values as an APRT folder."
+)
+@click.option(
+    "--load",
+    "loaded",
+    type=options.NamedPath(),
+    help="Show a saved trace instead of running: .safetensors, .npz of module outputs, "
+    "the text of llama-eval-callback, an APRT folder, a mapping file. MODEL names its "
+    "sizes.",
+)
+@click.option(
+    "--map",
+    "arrays",
+    type=options.NamedPath(),
+    metavar="DIR",
+    help="Arrays that another engine dumped (.npy, .npz, .safetensors, .pt, raw .bin): "
+    "propose which is which point.",
+)
+@click.option(
+    "--mapping",
+    type=options.NamedPath(dir_okay=False),
+    metavar="FILE",
+    help="With --map: use this mapping file as it is.",
+)
+@click.option(
+    "--reference",
+    type=options.MODEL_RUN,
+    metavar="RUN_OR_TRACE",
+    help="Compare with a saved trace of any kind, or MODEL[@RUN].",
+)
+@click.option(
+    "--same-dtype",
+    type=options.MODEL_RUN,
+    metavar="RUN_OR_TRACE",
+    help="With a float32 --reference: the reference in this run's dtype. Each point has "
+    "R = |this - reference| / |same dtype - reference|.",
+)
 @click.option(
     "--engine",
     metavar="NAME",
     help="Run a foreign engine: transformers or llama.cpp (MODEL@NAME is the same).",
 )
-@click.option("--draft", is_flag=True,
-              help="Trace the model's draft head (MTP), which reads the model's last rows and the "
-              "tokens after them: one row less than tokens, layer 0 is its own.")  # fmt: skip
+@click.option(
+    "--draft",
+    is_flag=True,
+    help="Trace the model's draft head (MTP), which reads the model's last rows and the "
+    "tokens after them: one row less than tokens, layer 0 is its own.",
+)
 @click.option(
     "-v", "--verbose", is_flag=True, help="With --reference: every point and its statistics."
 )
@@ -69,10 +94,15 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
 @options.force
 @options.common
 def command(
-    model: str | None, loaded: Path | None, list_points: bool, asked: TraceRequest,
-    wanted: TraceOutputs, dumped: DumpedArrays, tokens: run_options.TokenOptions,
+    model: str | None,
+    loaded: Path | None,
+    list_points: bool,
+    asked: TraceRequest,
+    wanted: TraceOutputs,
+    dumped: DumpedArrays,
+    tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
-) -> int:  # fmt: skip
+) -> int:
     """Show activations at named capture points.
 
     Without --payload or --engine nothing runs and the plan is printed. With one, ten places of

@@ -32,9 +32,14 @@ class DumpedArrays:
 
 
 def map_arrays(
-    text: str, dumped: DumpedArrays, tokens: run_options.TokenOptions,
-    where: run_options.WhereOptions, save: Path | None, force: bool, stack: ExitStack,
-) -> tuple["Model", "Trace", dict[str, object]]:  # fmt: skip
+    text: str,
+    dumped: DumpedArrays,
+    tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions,
+    save: Path | None,
+    force: bool,
+    stack: ExitStack,
+) -> tuple["Model", "Trace", dict[str, object]]:
     """Return the model, the trace of the arrays, and what is said of the mapping.
 
     Without a mapping file one is proposed and written beside the trace that is saved.
@@ -62,10 +67,13 @@ def map_arrays(
         raise _nothing_mapped(dumped.arrays, captures, run.model, written, given.reasons)
     trace = stack.enter_context(mapped_trace(captures, given, ids, run.model))
     rows = [
-        {"name": name, "shape": list(captures.shapes[name]),
-         **(row.to_json() if row is not None else _left_out(given, name))}
+        {
+            "name": name,
+            "shape": list(captures.shapes[name]),
+            **(row.to_json() if row is not None else _left_out(given, name)),
+        }
         for name, row in given.names.items()
-    ]  # fmt: skip
+    ]
     return run.model, trace, {"file": None if written is None else str(written), "names": rows}
 
 
@@ -87,9 +95,12 @@ def _left_out(given: "NameMap", name: str) -> dict[str, str | None]:
 
 
 def _nothing_mapped(
-    arrays: Path, captures: "Captures", model: "Model", written: Path | None,
+    arrays: Path,
+    captures: "Captures",
+    model: "Model",
+    written: Path | None,
     reasons: Mapping[str, str],
-) -> FormatError:  # fmt: skip
+) -> FormatError:
     """Return the error for arrays of which none is a point: an empty trace says nothing."""
     named = [
         f"{shorten(name, 60)} {list(shape)}" + (f" ({reasons[name]})" if name in reasons else "")
@@ -138,13 +149,18 @@ def show_mapping(found: Mapping[str, Value]) -> None:
     rows = []
     for row in found["names"]:
         distance = row.get("distance")
-        rows.append((
-            render.escape(row["name"]), str(row["shape"]), row["key"] or "-",
-            " ".join(row.get("layout", ())) + (f" rows {row['rows']}"
-                                               if row.get("rows", "all") != "all" else ""),
-            row.get("certainty") or "", "-" if distance is None else f"{distance:.3g}",
-            render.escape(row.get("why") or ""),
-        ))  # fmt: skip
+        rows.append(
+            (
+                render.escape(row["name"]),
+                str(row["shape"]),
+                row["key"] or "-",
+                " ".join(row.get("layout", ()))
+                + (f" rows {row['rows']}" if row.get("rows", "all") != "all" else ""),
+                row.get("certainty") or "",
+                "-" if distance is None else f"{distance:.3g}",
+                render.escape(row.get("why") or ""),
+            )
+        )
     render.table(
         rows, ("array", "shape", "point", "layout", "certainty", "distance", "why"), "lllllrl"
     )

@@ -22,10 +22,15 @@ if TYPE_CHECKING:
 
 
 def run_trace(
-    model: str | None, loaded: Path | None, list_points: bool, asked: TraceRequest,
-    wanted: TraceOutputs, dumped: dumped_arrays.DumpedArrays, tokens: run_options.TokenOptions,
+    model: str | None,
+    loaded: Path | None,
+    list_points: bool,
+    asked: TraceRequest,
+    wanted: TraceOutputs,
+    dumped: dumped_arrays.DumpedArrays,
+    tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
-) -> int:  # fmt: skip
+) -> int:
     """Take the way that the options name; UsageError where they name two."""
     if wanted.same_dtype is not None and wanted.reference is None:
         raise UsageError("--same-dtype goes with --reference, a float32 run")
@@ -183,10 +188,13 @@ def show_saved(
 
 
 def show_mapped(
-    model: str, dumped: dumped_arrays.DumpedArrays, tokens: run_options.TokenOptions,
+    model: str,
+    dumped: dumped_arrays.DumpedArrays,
+    tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
-    wanted: TraceOutputs, asked: TraceRequest,
-) -> int:  # fmt: skip
+    wanted: TraceOutputs,
+    asked: TraceRequest,
+) -> int:
     """Show arrays that another engine dumped as a trace, and what each was taken for."""
     from aprfmt.cli.trace import output, page, point_selection, recording
 
@@ -211,9 +219,12 @@ def show_mapped(
 
 
 def compare_stored(
-    trace: "Trace", other: "Trace | None", model: "Model | None", wanted: TraceOutputs,
+    trace: "Trace",
+    other: "Trace | None",
+    model: "Model | None",
+    wanted: TraceOutputs,
     stack: ExitStack,
-) -> "TraceDiff":  # fmt: skip
+) -> "TraceDiff":
     """Compare two stored traces; `model` says whether experts are chosen in it.
 
     For a page each token position is compared too.
@@ -227,15 +238,22 @@ def compare_stored(
     if wanted.same_dtype is not None:
         same = recording.check_reference(wanted.same_dtype, ids, model, stack, runs=False)
     return compare_traces(
-        trace, other, moe=recording.uses_experts(model), positions=wanted.html is not None,
+        trace,
+        other,
+        moe=recording.uses_experts(model),
+        positions=wanted.html is not None,
         same_dtype=same,
-    )  # fmt: skip
+    )
 
 
 def finish_trace(
-    trace: "Trace", body: dict[str, object], wanted: TraceOutputs,
-    against: "Callable[[], TraceDiff]", histograms: "Histograms", failed: int = 0,
-) -> int:  # fmt: skip
+    trace: "Trace",
+    body: dict[str, object],
+    wanted: TraceOutputs,
+    against: "Callable[[], TraceDiff]",
+    histograms: "Histograms",
+    failed: int = 0,
+) -> int:
     """Save, print, compare and draw a trace as it is wanted; return the exit code.
 
     `failed` is 1 where the trace itself is already known to be wrong.

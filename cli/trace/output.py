@@ -42,11 +42,18 @@ def trace_to_json(trace: Trace) -> dict[str, Value]:
                 continue
             first = found[0]
             assert first is not None  # it has statistics
-            rows.append(SlotRow(
-                layer=layer, slot=slot, points=list(SLOTS[slot]),
-                positions=None if first.positions is None else list(first.positions),
-                dtype=first.dtype, form=first.form, device=first.device, stats=stats.to_json(),
-            ))  # fmt: skip
+            rows.append(
+                SlotRow(
+                    layer=layer,
+                    slot=slot,
+                    points=list(SLOTS[slot]),
+                    positions=None if first.positions is None else list(first.positions),
+                    dtype=first.dtype,
+                    form=first.form,
+                    device=first.device,
+                    stats=stats.to_json(),
+                )
+            )
     return trace.to_json() | {
         "slots": rows,
         "logits": top_logits(trace),

@@ -76,12 +76,15 @@ def heat_maps(
         for part in _grouped(shown, group)
     ]
     return [
-        {"point": point, "rows": [key.rpartition(".")[0] or "model" for key in keys],
-         "values": [[_largest(part) for part in _grouped(rows[key], group)] for key in keys],
-         "tolerances": [bounds.get(key, (None, False))[0] for key in keys],
-         "beyond": [bounds.get(key, (None, False))[1] for key in keys]}
+        {
+            "point": point,
+            "rows": [key.rpartition(".")[0] or "model" for key in keys],
+            "values": [[_largest(part) for part in _grouped(rows[key], group)] for key in keys],
+            "tolerances": [bounds.get(key, (None, False))[0] for key in keys],
+            "beyond": [bounds.get(key, (None, False))[1] for key in keys],
+        }
         for point, keys in by_point.items()
-    ], names  # fmt: skip
+    ], names
 
 
 def _grouped(values: Sequence[T], size: int) -> list[Sequence[T]]:
@@ -107,8 +110,19 @@ def render_page(
         row = POINTS.get(record["point"])
         cells.append(
             {
-                **{name: record[name] for name in
-                   ("key", "point", "layer", "shape", "count", "dtype", "form", "device")},
+                **{
+                    name: record[name]
+                    for name in (
+                        "key",
+                        "point",
+                        "layer",
+                        "shape",
+                        "count",
+                        "dtype",
+                        "form",
+                        "device",
+                    )
+                },
                 "says": "" if row is None else row.sentence,
                 "stats": {name: record["stats"][name] for name in STATISTICS},
                 "rel": None if point is None else point.rel_l2,
@@ -118,7 +132,7 @@ def render_page(
                 "beyond": point is not None and point.beyond,
                 "histogram": histograms.found.get(record["key"]),
             }
-        )  # fmt: skip
+        )
     reference = body.get("reference")
     spots = {row["key"]: row["positions"] or () for row in body["records"]}
     bounds = {key: (point.tolerance, point.beyond) for key, point in points.items()}

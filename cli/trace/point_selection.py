@@ -58,8 +58,11 @@ def keys_to_record(
     else:
         names = {name for parts in capture.SLOTS.values() for name in parts}
         names |= {"embd", "final_norm", "pooled", "logits"}
-        names |= {item.point.name for item in known.values()
-                  if item.point.name.startswith("draft_") and not item.absent}  # fmt: skip
+        names |= {
+            item.point.name
+            for item in known.values()
+            if item.point.name.startswith("draft_") and not item.absent
+        }
     if aprt:
         names |= {name for parts in capture.STAGES.values() for name in parts}
     count = 1 + max((item.layer for item in known.values()), default=0)
@@ -87,15 +90,20 @@ def plan_points(
         keys = set(keys_to_record(known, points or "all", layers, False))
         rows = [
             {
-                "key": key, "point": item.point.name,
+                "key": key,
+                "point": item.point.name,
                 "layer": None if item.layer < 0 else item.layer,
-                "alias_of": item.alias_of or None, "absent": item.absent,
-                "shape": item.point.shape, "says": item.point.sentence,
-                "llama_cpp": ", ".join(map(str, item.point.llama_cpp)), "apr": item.point.apr,
+                "alias_of": item.alias_of or None,
+                "absent": item.absent,
+                "shape": item.point.shape,
+                "says": item.point.sentence,
+                "llama_cpp": ", ".join(map(str, item.point.llama_cpp)),
+                "apr": item.point.apr,
                 "hf": ", ".join(map(str, item.point.hf)),
             }
-            for key, item in known.items() if key in keys
-        ]  # fmt: skip
+            for key, item in known.items()
+            if key in keys
+        ]
         return {
             "model": str(opened.path),
             "architecture": opened.spec.name,

@@ -151,7 +151,7 @@ def compare_with_reference(
         if other is None:
             other, moe = _run_again(wanted.reference or "", asked, here, where, stack)
         if wanted.same_dtype is not None:
-            same = check_reference(wanted.same_dtype, list(asked.ids), here.model, stack)
+            same = check_reference(wanted.same_dtype, list(asked.ids or ()), here.model, stack)
             if same is None:
                 same, _ = _run_again(wanted.same_dtype, asked, here, where, stack)
         return compare_traces(

@@ -40,8 +40,11 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     run_options.show_nonfinite(difference.points, "this trace")
     for point in difference.points:
         if point.outside:
-            render.say(f"{point.key}: std is {point.std_ratio:.3g} times the reference's (an "
-                       "observation: statistics say where to look)", style="warn")  # fmt: skip
+            render.say(
+                f"{point.key}: std is {point.std_ratio:.3g} times the reference's (an "
+                "observation: statistics say where to look)",
+                style="warn",
+            )
     for label, keys in (("here", difference.only_in_a), ("the reference", difference.only_in_b)):
         if keys:
             render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")

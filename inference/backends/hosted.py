@@ -156,9 +156,14 @@ class Hosted:
         return False
 
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool,
+        self,
+        logits: Array,
+        bias: Numbers | None,
+        hp: Mapping[str, Value],
+        *,
+        rounds: bool,
         scale: Numbers | None = None,
-    ) -> ExpertBlocks:  # fmt: skip
+    ) -> ExpertBlocks:
         """Route logits [tokens, n_experts] where they are; `bias` is added for the choice.
 
         `rounds`: the experts' weights are rounded to the dtype. `scale` multiplies them.

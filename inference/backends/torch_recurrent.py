@@ -71,9 +71,15 @@ class TorchRecurrent(Tiles):
         return -self.wide(logs).exp()
 
     def scan(
-        self, x: Array, step: Array, rate: Array, b: Array, c: Array, skip: Array,
+        self,
+        x: Array,
+        step: Array,
+        rate: Array,
+        b: Array,
+        c: Array,
+        skip: Array,
         state: Array | None,
-    ) -> tuple[Array, Array]:  # fmt: skip
+    ) -> tuple[Array, Array]:
         """Work out CHUNK tokens at a time, wide."""
         x, step, b, c, skip = (self.wide(y) for y in (x, step, b, c, skip))
         if self.deterministic:

@@ -275,9 +275,15 @@ class DryBackend(Tiles):
         return self.new(logs.shape, self.wide_size)
 
     def scan(
-        self, x: Array, step: Array, rate: Array, b: Array, c: Array, skip: Array,
+        self,
+        x: Array,
+        step: Array,
+        rate: Array,
+        b: Array,
+        c: Array,
+        skip: Array,
         state: Array | None,
-    ) -> tuple[Array, Array]:  # fmt: skip
+    ) -> tuple[Array, Array]:
         """Work on a chunk: its decays between tokens, or every token's state."""
         (tokens, heads, width), numbers, size = x.shape, b.shape[2], self.wide_size
         kept = self.new((heads, width, numbers), size)

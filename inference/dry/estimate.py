@@ -92,9 +92,14 @@ def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ())
 
     wanted = tuple(session.points) if request.wanted is None else request.wanted
     session.trace(
-        ids, wanted, positions=request.positions, keep=keep, stop=False,
-        logits_rows=request.logits_rows, behind=request.behind,
-    )  # fmt: skip
+        ids,
+        wanted,
+        positions=request.positions,
+        keep=keep,
+        stop=False,
+        logits_rows=request.logits_rows,
+        behind=request.behind,
+    )
     if plain:
         session.prefill(ids, list(plain))
     return replace(_found(session, request, len(ids), 0), values_bytes=values)
@@ -165,10 +170,14 @@ def _found(session: Session, request: RunRequest, tokens: int, steps: int) -> Es
     cache = {} if session.cache is None else _sums(session.cache.arrays())
     devices = tuple(
         DeviceMemory(
-            account.device, weights.get(account.device, 0), cache.get(account.device, 0),
-            account.peak, free,
-        ) for account, free in zip(backend.accounts, backend.free(), strict=True)
-    )  # fmt: skip
+            account.device,
+            weights.get(account.device, 0),
+            cache.get(account.device, 0),
+            account.peak,
+            free,
+        )
+        for account, free in zip(backend.accounts, backend.free(), strict=True)
+    )
     read = session.weights.stored()
     return Estimate(str(request.choice), tokens, steps, read, devices)
 

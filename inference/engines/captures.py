@@ -82,9 +82,11 @@ def open_captures(path: Path) -> Iterator[Captures]:
         elif _head(path)[:2] == b"PK" and not is_zip(_head(path)):
             file = NpzFile(path, stack)
             yield Captures(
-                path, {name: shape for name, (shape, _) in file.arrays.items()},
-                {name: dtype.name for name, (_, dtype) in file.arrays.items()}, file.read,
-            )  # fmt: skip
+                path,
+                {name: shape for name, (shape, _) in file.arrays.items()},
+                {name: dtype.name for name, (_, dtype) in file.arrays.items()},
+                file.read,
+            )
         else:
             yield _tensors(path, stack)
 
@@ -135,9 +137,11 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
     if head[:2] == b"PK" and not is_zip(head):
         file = NpzFile(path, stack)
         return Captures(
-            path, {name: shape for name, (shape, _) in file.arrays.items()},
-            {name: dtype.name for name, (_, dtype) in file.arrays.items()}, file.read,
-        )  # fmt: skip
+            path,
+            {name: shape for name, (shape, _) in file.arrays.items()},
+            {name: dtype.name for name, (_, dtype) in file.arrays.items()},
+            file.read,
+        )
     found = _tensors(path, stack)
     if list(found.shapes) == [path.stem] and found.alone:
         (shape,), (dtype,) = found.shapes.values(), found.dtypes.values()
@@ -165,8 +169,9 @@ def _folder(folder: Path, stack: ExitStack) -> Captures:
             inside = _tensors(path, stack)
             ids = ids or inside.listed
             alone = list(inside.shapes) == [stem]
-            names = {each if alone or each == IDS else f"{stem}.{each}": each
-                     for each in inside.shapes}  # fmt: skip
+            names = {
+                each if alone or each == IDS else f"{stem}.{each}": each for each in inside.shapes
+            }
         else:
             names = {stem: stem}
         for name, own in names.items():
@@ -180,8 +185,10 @@ def _folder(folder: Path, stack: ExitStack) -> Captures:
             else:
                 found[name] = _npy(path) if file.endswith(".npy") else _raw(path, stated.get(name))
     shapes = {name: row.shape for name, row in found.items()}
-    dtypes = {name: row.dtype if row.dtype == "bfloat16" else np.dtype(row.dtype).name
-              for name, row in found.items()}  # fmt: skip
+    dtypes = {
+        name: row.dtype if row.dtype == "bfloat16" else np.dtype(row.dtype).name
+        for name, row in found.items()
+    }
     for name, (inside, own) in held.items():
         shapes[name], dtypes[name] = inside.shapes[own], inside.dtypes[own]
 
@@ -344,9 +351,14 @@ def _own_names(paths: list[str], stem: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in paths:
         above, _, last = path.rpartition(".")
-        only = last == "0" and above and not any(
-            other != path and (other == above or other.startswith(f"{above}.")) for other in paths
-        )  # fmt: skip
+        only = (
+            last == "0"
+            and above
+            and not any(
+                other != path and (other == above or other.startswith(f"{above}."))
+                for other in paths
+            )
+        )
         found[above if only else path] = path
     return found
 

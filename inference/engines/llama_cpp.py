@@ -58,10 +58,15 @@ def run(
         exact = choice.requested.endswith("float32")
         path, ran, via = _gguf(model, exact, stack)
         collector = Collector(
-            stack.enter_context(Spool()), ran, tokens=len(ids), dtype="float32",
-            positions=positions, wanted=wanted, hashes=hashes,
+            stack.enter_context(Spool()),
+            ran,
+            tokens=len(ids),
+            dtype="float32",
+            positions=positions,
+            wanted=wanted,
+            hashes=hashes,
             logits_rows=logits_rows,
-        )  # fmt: skip
+        )
         reader = GraphReader(collector, ran, len(ids))
         calls = evaluate(library, path, ids, reader, threads or os.cpu_count() or 1)
         facts = {

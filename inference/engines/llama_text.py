@@ -90,9 +90,13 @@ def load_eval_text(
             text = stack.enter_context(os.fdopen(fd, encoding="utf-8", errors="replace"))
         lines = _Lines(text, path)
         collector = Collector(
-            stack.enter_context(Spool()), model, tokens=None, dtype="float32",
-            positions=positions, wanted=wanted,
-        )  # fmt: skip
+            stack.enter_context(Spool()),
+            model,
+            tokens=None,
+            dtype="float32",
+            positions=positions,
+            wanted=wanted,
+        )
         tokens = _read(lines, collector, model)
         printed = lines.ids
         if printed is not None and len(printed) != tokens:

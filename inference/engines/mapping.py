@@ -55,9 +55,13 @@ class Mapped:
         """Return the entry of a mapping file."""
         rows = self.rows if isinstance(self.rows, str) else list(self.rows)
         return {
-            "key": self.key, "layout": list(self.layout), "rows": rows,
-            "certainty": self.certainty, "distance": self.distance, "why": self.why,
-        }  # fmt: skip
+            "key": self.key,
+            "layout": list(self.layout),
+            "rows": rows,
+            "certainty": self.certainty,
+            "distance": self.distance,
+            "why": self.why,
+        }
 
 
 @dataclass(frozen=True)
@@ -187,9 +191,11 @@ def mapped_trace(
     dtype = dtype_of(captures) if mapping is None else mapping.dtype
     with ExitStack() as stack:
         collector = Collector(
-            stack.enter_context(Spool()), model, tokens=None if tokens is None else len(tokens),
+            stack.enter_context(Spool()),
+            model,
+            tokens=None if tokens is None else len(tokens),
             dtype=dtype,
-        )  # fmt: skip
+        )
         if mapping is None:
             _by_name(captures, collector, model, tokens)
         else:

@@ -218,15 +218,21 @@ def load_npz(
         order, missing = _order(opened, keys)
         kinds = {key: opened.arrays[key][1].name for key in keys}
         collector = Collector(
-            stack.enter_context(Spool()), model, tokens=None if tokens is None else len(tokens),
-            dtype=arithmetic_of(kinds, opened.read), positions=positions, wanted=wanted,
-        )  # fmt: skip
+            stack.enter_context(Spool()),
+            model,
+            tokens=None if tokens is None else len(tokens),
+            dtype=arithmetic_of(kinds, opened.read),
+            positions=positions,
+            wanted=wanted,
+        )
         reader = ModuleReader(
-            collector, keys, block=None if model is None else model.spec.block,
+            collector,
+            keys,
+            block=None if model is None else model.spec.block,
             architecture="" if model is None else model.spec.name,
             tokens=None if tokens is None else len(tokens),
             scaled_embedding=is_scaled(keys, opened.read, model, tokens),
-        )  # fmt: skip
+        )
         for key in order:
             if opened.arrays[key][1].kind == "U":
                 collector.unknown[key] = "holds text"
@@ -285,9 +291,11 @@ def arithmetic_of(dtypes: Mapping[str, str], read: Callable[[str], Numbers]) -> 
 
 
 def is_scaled(
-    names: Iterable[str], read: Callable[[str], Numbers], model: Model | None,
+    names: Iterable[str],
+    read: Callable[[str], Numbers],
+    model: Model | None,
     ids: Sequence[int] | None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Say whether the embedding module's output is scaled (gemma), by comparing values.
 
     It is if its rows are nearer to the model's rows times the factor than to the rows.

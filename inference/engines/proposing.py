@@ -46,9 +46,12 @@ class PointFit:
 
 
 def propose(
-    captures: Captures, own: Mapping[str, Numbers], ids: Sequence[int], dtype: str = "float32",
+    captures: Captures,
+    own: Mapping[str, Numbers],
+    ids: Sequence[int],
+    dtype: str = "float32",
     aliases: Mapping[str, str] = MappingProxyType({}),
-) -> NameMap:  # fmt: skip
+) -> NameMap:
     """Return a proposed mapping; `own` are the model's values by key, in execution order.
 
     `aliases` are the keys of points that equal another one of the model, and that one's key.
@@ -88,9 +91,8 @@ def propose(
     reasons = {
         name: why
         for name, row in names.items()
-        if row is None
-        and (why := part_of(captures.read(name), own, said[name], len(ids)))
-    }  # fmt: skip
+        if row is None and (why := part_of(captures.read(name), own, said[name], len(ids)))
+    }
     return NameMap(names, captures.path.name, tuple(ids), dtype, reasons)
 
 
@@ -203,9 +205,11 @@ def pattern(name: str) -> tuple[str, int] | None:
 
 
 def _by_pattern(
-    names: dict[str, Mapped | None], fits: Mapping[str, list[PointFit]], taken: set[str],
+    names: dict[str, Mapped | None],
+    fits: Mapping[str, list[PointFit]],
+    taken: set[str],
     captures: Captures,
-) -> None:  # fmt: skip
+) -> None:
     """Give arrays of one name pattern the point that most of its arrays are, layer by layer."""
     votes: dict[str, Counter[tuple[str, int]]] = {}
     for name, row in names.items():
@@ -220,8 +224,15 @@ def _by_pattern(
             continue
         (point, shift), _ = votes[parts[0]].most_common(1)[0]
         if parts[1] + shift >= 0:
-            _take(names, fits, taken, name, key_name(point, parts[1] + shift), "likely",
-                  f"its name is like those of {point} in other layers")  # fmt: skip
+            _take(
+                names,
+                fits,
+                taken,
+                name,
+                key_name(point, parts[1] + shift),
+                "likely",
+                f"its name is like those of {point} in other layers",
+            )
 
 
 def _by_sum(
@@ -232,15 +243,24 @@ def _by_sum(
         if row is None:
             for fit in fits[name]:
                 if fit.normalized and fit.key not in taken:
-                    _take(names, fits, taken, name, fit.key, "likely",
-                          "its rows are log-probabilities")  # fmt: skip
+                    _take(
+                        names,
+                        fits,
+                        taken,
+                        name,
+                        fit.key,
+                        "likely",
+                        "its rows are log-probabilities",
+                    )
                     break
 
 
 def _by_name(
-    names: dict[str, Mapped | None], fits: Mapping[str, list[PointFit]], taken: set[str],
+    names: dict[str, Mapped | None],
+    fits: Mapping[str, list[PointFit]],
+    taken: set[str],
     said: Mapping[str, Sequence[str]],
-) -> None:  # fmt: skip
+) -> None:
     """Give the arrays that are left the point their name says, unless values contradict it.
 
     They do where the point is far off and another one is far nearer.
@@ -259,9 +279,14 @@ def _by_name(
 
 
 def _take(
-    names: dict[str, Mapped | None], fits: Mapping[str, list[PointFit]], taken: set[str], name: str,
-    key: str, certainty: str, why: str,
-) -> None:  # fmt: skip
+    names: dict[str, Mapped | None],
+    fits: Mapping[str, list[PointFit]],
+    taken: set[str],
+    name: str,
+    key: str,
+    certainty: str,
+    why: str,
+) -> None:
     """Map an array to a key it fits by size, if no array that fits better has it."""
     fit = next((fit for fit in fits[name] if fit.key == key), None)
     row = names[name]

@@ -76,10 +76,16 @@ def run(
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
         collector = Collector(
-            stack.enter_context(Spool()), model, tokens=len(ids), dtype=choice.dtype,
-            device=str(device), positions=positions, wanted=wanted, hashes=hashes,
+            stack.enter_context(Spool()),
+            model,
+            tokens=len(ids),
+            dtype=choice.dtype,
+            device=str(device),
+            positions=positions,
+            wanted=wanted,
+            hashes=hashes,
             logits_rows=logits_rows,
-        )  # fmt: skip
+        )
         reader = _reader(network, model, collector, len(ids))
         known = reader.modules
 
@@ -109,20 +115,28 @@ def _reader(network: Any, model: Model, collector: Collector, tokens: int) -> Mo
     keys += [f"{layer}{part}" for layer in layers for part in (*_ATTENTION, *_ROUTED)]
     embedding = network.get_input_embeddings()
     return ModuleReader(
-        collector, keys, block=model.spec.block, architecture=model.spec.name,
-        tokens=tokens, scaled_embedding=hasattr(embedding, "embed_scale"),
-    )  # fmt: skip
+        collector,
+        keys,
+        block=model.spec.block,
+        architecture=model.spec.name,
+        tokens=tokens,
+        scaled_embedding=hasattr(embedding, "embed_scale"),
+    )
 
 
 def _backend(network: Any, dtype: str, device: torch.device, attention: str) -> dict[str, Any]:
     """Return what a trace says of the arithmetic that ran."""
     return {
-        "backend": "transformers", "device": str(device), "dtype": dtype,
+        "backend": "transformers",
+        "device": str(device),
+        "dtype": dtype,
         "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
-        "threads": torch.get_num_threads(), "class": type(network).__name__,
-        "attention": attention, "deterministic": False,
+        "threads": torch.get_num_threads(),
+        "class": type(network).__name__,
+        "attention": attention,
+        "deterministic": False,
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if device.type == "cuda" else False,
-    }  # fmt: skip
+    }
 
 
 _ROUTED = ("#experts", "#expert_w")
@@ -168,9 +182,12 @@ def load(
     try:
         kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
         network: Any = kind.from_pretrained(
-            folder, dtype=DTYPES[dtype], attn_implementation=attention, local_files_only=True,
+            folder,
+            dtype=DTYPES[dtype],
+            attn_implementation=attention,
+            local_files_only=True,
             trust_remote_code=False,
-        )  # fmt: skip
+        )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArchError(f"{folder}: transformers does not open it: {first}") from error

@@ -206,9 +206,13 @@ class CupyBackend(CupyExperts):
                     memory.pointer(x) + first * depth * item,
                     panel.ptr,
                     memory.pointer(y) + (first * width + start) * item,
-                    rows=min(rows, len(x) - first), columns=stop - start, depth=depth,
-                    turned=True, strides=(depth, depth, width), tf32=self._tf32,
-                )  # fmt: skip
+                    rows=min(rows, len(x) - first),
+                    columns=stop - start,
+                    depth=depth,
+                    turned=True,
+                    strides=(depth, depth, width),
+                    tf32=self._tf32,
+                )
         return y
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
@@ -232,10 +236,13 @@ class CupyBackend(CupyExperts):
         kind = self._wide if wide else self._stored
         cos, sin = (memory.arrays().empty(shape, kind) for _ in range(2))
         self._ops.over(
-            "rope_table_wide" if wide else "rope_table", int(cos.size),
+            "rope_table_wide" if wide else "rope_table",
+            int(cos.size),
             *(memory.pointer(a) for a in (at, frequencies, cos, sin)),
-            int(cos.size), shape[1], float(factor),
-        )  # fmt: skip
+            int(cos.size),
+            shape[1],
+            float(factor),
+        )
         return cos, sin
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
@@ -244,10 +251,16 @@ class CupyBackend(CupyExperts):
         cos, sin = table
         out, (_, heads, d) = self._empty(*x.shape), x.shape
         self._ops.over(
-            "rope_wide" if cast == "result" else "rope", int(x.size),
-            *(memory.pointer(a) for a in (x, cos, sin, out)), int(x.size), int(heads), int(d),
-            int(cos.shape[-1]), int(style == "interleaved"), int(cast == "table"),
-        )  # fmt: skip
+            "rope_wide" if cast == "result" else "rope",
+            int(x.size),
+            *(memory.pointer(a) for a in (x, cos, sin, out)),
+            int(x.size),
+            int(heads),
+            int(d),
+            int(cos.shape[-1]),
+            int(style == "interleaved"),
+            int(cast == "table"),
+        )
         return out
 
     # attention

@@ -133,9 +133,15 @@ class CupyElements(Backend):
         x, weight = whole(x), whole(weight)
         out, width = self._empty(*x.shape), int(x.shape[-1])
         self._ops.run(
-            "rms_norm", (int(x.size) // width,), *(memory.pointer(a) for a in (x, weight, out)),
-            width, int(weight.size), offset, int(cast == "before_weight"), float(eps),
-        )  # fmt: skip
+            "rms_norm",
+            (int(x.size) // width,),
+            *(memory.pointer(a) for a in (x, weight, out)),
+            width,
+            int(weight.size),
+            offset,
+            int(cast == "before_weight"),
+            float(eps),
+        )
         return out
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
@@ -143,10 +149,16 @@ class CupyElements(Backend):
         x, weight = whole(x), whole(weight)
         out, width = self._empty(*x.shape), int(x.shape[-1])
         self._ops.run(
-            "layer_norm", (int(x.size) // width,), memory.pointer(x), memory.pointer(weight),
-            0 if bias is None else memory.pointer(bias), memory.pointer(out), width,
-            int(weight.size), float(eps),
-        )  # fmt: skip
+            "layer_norm",
+            (int(x.size) // width,),
+            memory.pointer(x),
+            memory.pointer(weight),
+            0 if bias is None else memory.pointer(bias),
+            memory.pointer(out),
+            width,
+            int(weight.size),
+            float(eps),
+        )
         return out
 
     # shapes
@@ -174,9 +186,11 @@ class CupyElements(Backend):
             factors = memory.put(np.ascontiguousarray(weights, self._wide))
             y = whole(y)
             self._ops.run(
-                "add_weighted", (len(rows),),
-                *(memory.pointer(a) for a in (total, index, y, factors)), int(y.shape[-1]),
-            )  # fmt: skip
+                "add_weighted",
+                (len(rows),),
+                *(memory.pointer(a) for a in (total, index, y, factors)),
+                int(y.shape[-1]),
+            )
         return total
 
 

@@ -92,9 +92,14 @@ class CupyExperts(CupyRecurrent):
         return not self.deterministic and all(self._addresses(w) is not None for w in stacks)
 
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool,
+        self,
+        logits: Array,
+        bias: Numbers | None,
+        hp: Mapping[str, Value],
+        *,
+        rounds: bool,
         scale: Numbers | None = None,
-    ) -> ExpertBlocks:  # fmt: skip
+    ) -> ExpertBlocks:
         """Route on the device."""
         wide = self.wide(logits)
         given = None if bias is None else self._brought.constant(bias, wide.dtype)
@@ -118,10 +123,15 @@ class CupyExperts(CupyRecurrent):
         padded = arrays.empty(count * size, self._wide)
         given = whole(experts), whole(weights)
         self._ops.run(
-            "lay_out", (n_experts,),
+            "lay_out",
+            (n_experts,),
             *(memory.pointer(x) for x in (*given, owners, rows, padded, places)),
-            tokens * used, used, size, count, shared=4 * n_experts,
-        )  # fmt: skip
+            tokens * used,
+            used,
+            size,
+            count,
+            shared=4 * n_experts,
+        )
         return ExpertBlocks(owners, rows, padded, places, size)
 
     def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
@@ -131,14 +141,24 @@ class CupyExperts(CupyRecurrent):
         (count, rows, depth), columns = x.shape, stack.shape[1]
         y, lists = self._empty(count, rows, columns), memory.arrays().empty((3, count), "int64")
         self._ops.over(
-            "addresses", count, *(memory.pointer(each) for each in (weights, experts, lists)),
-            count, memory.pointer(x), rows * depth * self.itemsize,
-            memory.pointer(y), rows * columns * self.itemsize,
-        )  # fmt: skip
+            "addresses",
+            count,
+            *(memory.pointer(each) for each in (weights, experts, lists)),
+            count,
+            memory.pointer(x),
+            rows * depth * self.itemsize,
+            memory.pointer(y),
+            rows * columns * self.itemsize,
+        )
         gemm.products(
-            self.dtype, *(memory.pointer(each) for each in lists), count=count, rows=rows,
-            columns=columns, depth=depth, tf32=self._tf32,
-        )  # fmt: skip
+            self.dtype,
+            *(memory.pointer(each) for each in lists),
+            count=count,
+            rows=rows,
+            columns=columns,
+            depth=depth,
+            tf32=self._tf32,
+        )
         return y
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
@@ -146,10 +166,16 @@ class CupyExperts(CupyRecurrent):
         y, used = whole(y), int(places.shape[-1])
         out, width = self._empty(len(places), int(y.shape[-1])), int(y.shape[-1])
         self._ops.over(
-            "combine", int(out.size), memory.pointer(y), memory.pointer(places),
-            0 if weights is None else memory.pointer(weights), memory.pointer(out), int(out.size),
-            width, used,
-        )  # fmt: skip
+            "combine",
+            int(out.size),
+            memory.pointer(y),
+            memory.pointer(places),
+            0 if weights is None else memory.pointer(weights),
+            memory.pointer(out),
+            int(out.size),
+            width,
+            used,
+        )
         return out
 
     def column(self, weights: Numbers | Array) -> Array:

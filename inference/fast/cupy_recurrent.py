@@ -45,11 +45,19 @@ class CupyRecurrent(CupyElements):
         given = [whole(q), whole(k), whole(v), self.wide(decay), whole(beta)]
         before = None if state is None else self.wide(state)
         self._ops.run(
-            f"delta{lane}", (-(-value_dim * _WARP // GROUP), heads),
-            *(memory.pointer(x) for x in given), 0 if before is None else memory.pointer(before),
-            memory.pointer(read), memory.pointer(after), tokens, key_heads, key_dim, value_dim,
-            TINY, float(key_dim**-0.5),
-        )  # fmt: skip
+            f"delta{lane}",
+            (-(-value_dim * _WARP // GROUP), heads),
+            *(memory.pointer(x) for x in given),
+            0 if before is None else memory.pointer(before),
+            memory.pointer(read),
+            memory.pointer(after),
+            tokens,
+            key_heads,
+            key_dim,
+            value_dim,
+            TINY,
+            float(key_dim**-0.5),
+        )
         return read, after
 
     def time_step(self, raw: Array, bias: Array | None, low: float, high: float) -> Array:
@@ -68,9 +76,15 @@ class CupyRecurrent(CupyElements):
         return out
 
     def scan(
-        self, x: Array, step: Array, rate: Array, b: Array, c: Array, skip: Array,
+        self,
+        x: Array,
+        step: Array,
+        rate: Array,
+        b: Array,
+        c: Array,
+        skip: Array,
         state: Array | None,
-    ) -> tuple[Array, Array]:  # fmt: skip
+    ) -> tuple[Array, Array]:
         """Go token by token, wide; more than 256 numbers of state are refused by name."""
         (tokens, heads, width), (_, groups, size) = x.shape, b.shape
         lane = next((n for n in LANE_KEYS if size <= n * _WARP), None)
@@ -83,10 +97,18 @@ class CupyRecurrent(CupyElements):
         after = memory.arrays().zeros(shape, self._wide) if state is None else state.copy()
         given = [whole(x), whole(step), self.wide(rate), whole(b), whole(c), whole(skip)]
         self._ops.run(
-            f"scan{lane}", (-(-heads * width * _WARP // GROUP),),
-            *(memory.pointer(y) for y in given), memory.pointer(read), memory.pointer(after),
-            tokens, heads, width, groups, size, int(rate.ndim == 2),
-        )  # fmt: skip
+            f"scan{lane}",
+            (-(-heads * width * _WARP // GROUP),),
+            *(memory.pointer(y) for y in given),
+            memory.pointer(read),
+            memory.pointer(after),
+            tokens,
+            heads,
+            width,
+            groups,
+            size,
+            int(rate.ndim == 2),
+        )
         return read, after
 
     def gated_scan(
@@ -96,9 +118,17 @@ class CupyRecurrent(CupyElements):
         x, gate = self.wide(x), whole(gate)
         out, width = self._empty(*x.shape), int(x.shape[-1]) // groups
         self._ops.run(
-            "gated_scan", (len(x) * groups,), memory.pointer(x), memory.pointer(gate),
-            _place(weight), memory.pointer(out), width, groups, int(first), eps,
-        )  # fmt: skip
+            "gated_scan",
+            (len(x) * groups,),
+            memory.pointer(x),
+            memory.pointer(gate),
+            _place(weight),
+            memory.pointer(out),
+            width,
+            groups,
+            int(first),
+            eps,
+        )
         return out
 
     def rms_norm(
@@ -109,9 +139,17 @@ class CupyRecurrent(CupyElements):
             return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
         x, out = whole(x), self._empty(*x.shape)
         self._ops.run(
-            "gated_scan", (len(x),), memory.pointer(x), 0, _place(weight), memory.pointer(out),
-            int(x.shape[-1]), 1, 0, eps,
-        )  # fmt: skip
+            "gated_scan",
+            (len(x),),
+            memory.pointer(x),
+            0,
+            _place(weight),
+            memory.pointer(out),
+            int(x.shape[-1]),
+            1,
+            0,
+            eps,
+        )
         return out
 
 

@@ -27,9 +27,14 @@ class DryExperts(DryTorch):
         return not self.deterministic and all(self._addressed(w) for w in stacks)
 
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool,
+        self,
+        logits: Array,
+        bias: Numbers | None,
+        hp: Mapping[str, Value],
+        *,
+        rounds: bool,
         scale: Numbers | None = None,
-    ) -> ExpertBlocks:  # fmt: skip
+    ) -> ExpertBlocks:
         """Allocate a layer's blocks: how many there are does not depend on the choice."""
         self.wide(logits)
         return self._blocks(len(logits), int(hp["n_experts_used"]), logits.shape[-1])
@@ -42,9 +47,12 @@ class DryExperts(DryTorch):
     def _blocks(self, tokens: int, used: int, n_experts: int) -> ExpertBlocks:
         count, size = block_shape(tokens, used, n_experts)
         return ExpertBlocks(
-            self.new((count,), _INDEX), self.new((count * size,), _INDEX),
-            self.new((count * size,), self.wide_size), self.new((tokens, used), _INDEX), size,
-        )  # fmt: skip
+            self.new((count,), _INDEX),
+            self.new((count * size,), _INDEX),
+            self.new((count * size,), self.wide_size),
+            self.new((tokens, used), _INDEX),
+            size,
+        )
 
     def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
         """Allocate the products, beside the addresses of what is multiplied."""

@@ -199,9 +199,12 @@ class PassGraphs:
         return graph.logits
 
     def _record(
-        self, run: Callable[[Numbers, Numbers], Array], ids: Numbers, cached: int,
+        self,
+        run: Callable[[Numbers, Numbers], Array],
+        ids: Numbers,
+        cached: int,
         cache: KVCache | None,
-    ) -> _Recorded | None:  # fmt: skip
+    ) -> _Recorded | None:
         """Record a pass; None if that is not possible: `refused` has the reason."""
         n = len(ids)
         ids, positions = np.array(ids), np.arange(cached, cached + n)

@@ -187,9 +187,15 @@ class CudaBackend(TorchProducts):
         x, weight = x.contiguous(), weight.to(x.device)
         y = torch.empty_like(x)
         layers.rms_norm(
-            x, weight, y, dtype=self.dtype, eps=eps, offset=offset,
-            before=cast == "before_weight", stream=current(),
-        )  # fmt: skip
+            x,
+            weight,
+            y,
+            dtype=self.dtype,
+            eps=eps,
+            offset=offset,
+            before=cast == "before_weight",
+            stream=current(),
+        )
         return y
 
     def rope_table(
@@ -218,10 +224,17 @@ class CudaBackend(TorchProducts):
         outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in xs]
         other = len(xs) == 2
         layers.rope(
-            xs[0], outs[0], xs[1] if other else None, outs[1] if other else None, table,
-            dtype=self.dtype, wide=table[0].dtype != self._type,
-            interleaved=style == "interleaved", stepped=cast == "table", stream=current(),
-        )  # fmt: skip
+            xs[0],
+            outs[0],
+            xs[1] if other else None,
+            outs[1] if other else None,
+            table,
+            dtype=self.dtype,
+            wide=table[0].dtype != self._type,
+            interleaved=style == "interleaved",
+            stepped=cast == "table",
+            stream=current(),
+        )
         return outs
 
     # attention
@@ -308,9 +321,15 @@ class CudaBackend(TorchProducts):
         before, window = heads.causal
         probs = torch.empty_like(scores)
         layers.softmax_causal(
-            scores, heads.sinks, probs, before=before, window=window, dtype=self.dtype,
-            cached=None if self.recording is None else self.recording.cached, stream=current(),
-        )  # fmt: skip
+            scores,
+            heads.sinks,
+            probs,
+            before=before,
+            window=window,
+            dtype=self.dtype,
+            cached=None if self.recording is None else self.recording.cached,
+            stream=current(),
+        )
         return probs
 
     def _attend(
@@ -327,9 +346,19 @@ class CudaBackend(TorchProducts):
             )
         y = torch.empty((1, n_heads, v_dim), dtype=self._type, device=q.device)
         layers.attend(
-            q.contiguous(), k, v, heads.sinks, y, self._constants[key],
-            self._constants["arrived", *key], count=len(k), window=window, scale=heads.scale,
+            q.contiguous(),
+            k,
+            v,
+            heads.sinks,
+            y,
+            self._constants[key],
+            self._constants["arrived", *key],
+            count=len(k),
+            window=window,
+            scale=heads.scale,
             cached=None if self.recording is None else self.recording.cached,
-            softcap=heads.softcap, dtype=self.dtype, stream=current(),
-        )  # fmt: skip
+            softcap=heads.softcap,
+            dtype=self.dtype,
+            stream=current(),
+        )
         return y

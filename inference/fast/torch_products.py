@@ -216,9 +216,14 @@ class TorchProducts(TorchBackend):
         return not self.deterministic and all(self._addresses(w) is not None for w in stacks)
 
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool,
+        self,
+        logits: Array,
+        bias: Numbers | None,
+        hp: Mapping[str, Value],
+        *,
+        rounds: bool,
         scale: Numbers | None = None,
-    ) -> ExpertBlocks:  # fmt: skip
+    ) -> ExpertBlocks:
         """Route on the device."""
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)

@@ -111,8 +111,12 @@ class Bnb4OnTorch:
         cuda.decode_coded(
             self.packed[first // 2 : -(-last // 2)],
             self.absmax[first // self.blocksize : -(-last // self.blocksize)],
-            self.code, out, blocksize=self.blocksize, saved=self.saved, stream=current(),
-        )  # fmt: skip
+            self.code,
+            out,
+            blocksize=self.blocksize,
+            saved=self.saved,
+            stream=current(),
+        )
 
     @property
     def step(self) -> int:

@@ -121,9 +121,13 @@ def gradients_between(
 
     def computed(run: GradientRun) -> BatchGradients:
         return batch_gradients(
-            model, batch, points=points, trained=trained, pairs=pairs,
+            model,
+            batch,
+            points=points,
+            trained=trained,
+            pairs=pairs,
             backend=run.opens(run.device, run.dtype),
-        )  # fmt: skip
+        )
 
     exact = computed(GradientRun("cpu", "float64"))
     every = [computed(run) for run in runs]

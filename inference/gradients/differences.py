@@ -81,9 +81,14 @@ class BatchLoss:
         document = self._documents[number]
         rows = [int(row) for row in np.flatnonzero(document.labels >= 0)]
         return self._forward(
-            self._backend, self._model.spec, self._model.hyper, weights, document.ids,
-            logits_rows=rows, span=span,
-        )  # fmt: skip
+            self._backend,
+            self._model.spec,
+            self._model.hyper,
+            weights,
+            document.ids,
+            logits_rows=rows,
+            span=span,
+        )
 
     def _total(self, weights: Weights, start: int) -> float:
         losses = []
@@ -272,21 +277,35 @@ def check_gradient(
     looked = _parts(loss, role, g, parts or {}, tolerance, rng)
     some = {each.agrees for each in looked} == {True, False}
     return _checked(
-        role, found, claimed, apart, noise, size,
-        wrong="parts" if some else "other", parts=looked,
-    )  # fmt: skip
+        role, found, claimed, apart, noise, size, wrong="parts" if some else "other", parts=looked
+    )
 
 
 def _checked(
-    role: str, found: Array, given: Array, apart: float, noise: float, size: float, *,
-    agrees: bool = False, wrong: Wrong = "", factor: float | None = None,
+    role: str,
+    found: Array,
+    given: Array,
+    apart: float,
+    noise: float,
+    size: float,
+    *,
+    agrees: bool = False,
+    wrong: Wrong = "",
+    factor: float | None = None,
     parts: tuple[PartCheck, ...] = (),
-) -> GradientCheck:  # fmt: skip
+) -> GradientCheck:
     floor = noise / size if size else 0.0
     return GradientCheck(
-        role, tuple(map(float, found)), tuple(map(float, given)), apart, floor, agrees, wrong,
-        factor, parts,
-    )  # fmt: skip
+        role,
+        tuple(map(float, found)),
+        tuple(map(float, given)),
+        apart,
+        floor,
+        agrees,
+        wrong,
+        factor,
+        parts,
+    )
 
 
 def _parts(

@@ -173,9 +173,15 @@ class Pass:
         """Return what a part of the pass gives: logits [rows, vocab], or what leaves the part."""
         model = self.model
         return load_forward(model.spec)(
-            self.backend, model.spec, model.hyper, self.weights, ids,
-            recorder=self.recorder if record else None, logits_rows=rows, span=span,
-        )  # fmt: skip
+            self.backend,
+            model.spec,
+            model.hyper,
+            self.weights,
+            ids,
+            recorder=self.recorder if record else None,
+            logits_rows=rows,
+            span=span,
+        )
 
     def backward(self, document: Document, activations: Activations) -> float:
         """Add a document's gradients to the leaves; return its part of the loss."""
@@ -299,9 +305,18 @@ def batch_gradients(
     made.weights.close()
     scored = sum(int((each.labels >= 0).sum()) for each in parts)
     return BatchGradients(
-        loss, scored, by_role, adapter, keys, tuple(unreached), found, values, backend.dtype,
-        backend.device, dict(model.roles),
-    )  # fmt: skip
+        loss,
+        scored,
+        by_role,
+        adapter,
+        keys,
+        tuple(unreached),
+        found,
+        values,
+        backend.dtype,
+        backend.device,
+        dict(model.roles),
+    )
 
 
 def prepare(

@@ -79,11 +79,22 @@ def parity(
             ]
         encodings = Counter(tensor.encoding for tensor in model.roles.values())
         return Parity(
-            str(model.path), model.spec.name, model.format, request.ids, request.text,
-            weights_of(model), dict(encodings), request.through, tuple(runs), tuple(pairs), noise,
-            tuple(arbiter), request.calibrated_by, int(model.hyper["vocab_size"]),
+            str(model.path),
+            model.spec.name,
+            model.format,
+            request.ids,
+            request.text,
+            weights_of(model),
+            dict(encodings),
+            request.through,
+            tuple(runs),
+            tuple(pairs),
+            noise,
+            tuple(arbiter),
+            request.calibrated_by,
+            int(model.hyper["vocab_size"]),
             ledger(model, OF_A_PASS).left,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -118,10 +129,16 @@ def _facts(choice: Choice, trace: Trace, request: ParityRequest) -> RunFacts:
     unknown: Any = trace.run.get("unknown")
     via: Any = trace.run.get("via")
     return RunFacts(
-        choice.requested, str(choice), choice.why, dict(backend or {}),
+        choice.requested,
+        str(choice),
+        choice.why,
+        dict(backend or {}),
         "as stored" if request.through is None else f"through {request.through} and back",
-        len(trace.records), trace.nonfinite, via, unknown,
-    )  # fmt: skip
+        len(trace.records),
+        trace.nonfinite,
+        via,
+        unknown,
+    )
 
 
 def _pair(
@@ -154,11 +171,14 @@ def _pair(
                 ran[each].plain, x, point, amplified is not None, str(choices[each])
             )
     checks += gates(
-        judged, losses, flips,
+        judged,
+        losses,
+        flips,
         quantized=request.through is not None or weights_of(model) == "quantized",
-        text=request.text is not None, vocab=int(model.hyper["vocab_size"]),
+        text=request.text is not None,
+        vocab=int(model.hyper["vocab_size"]),
         where=str(choices[index]),
-    )  # fmt: skip
+    )
     checks += finite_checks(((a, choices[0]), (b, choices[index])))
     report = Report(f"{choices[index]} against {choices[0]}", tuple(checks))
     verdict, cause = verdict_of(diff, report, operations, amplified, bool(flips), before)
@@ -166,9 +186,20 @@ def _pair(
     if recorded is not None and cell is not None and cell.rows:
         recorded = recorded[..., list(cell.rows)]
     return RunPair(
-        0, index, diff, logits, tuple(flips), losses, tuple(operations), report, verdict, cause,
-        cell, recorded, before,
-    )  # fmt: skip
+        0,
+        index,
+        diff,
+        logits,
+        tuple(flips),
+        losses,
+        tuple(operations),
+        report,
+        verdict,
+        cause,
+        cell,
+        recorded,
+        before,
+    )
 
 
 def _amplified(
@@ -219,8 +250,11 @@ def _limit(key: str, limits: Mapping[int, int]) -> int | None:
         return min(limits.values())
     layer = int(key.partition(".")[0][1:])
     at = order.index(name) if name in order else order.index("q")
-    behind = [limit for other, limit in limits.items()
-              if other < layer or (other == layer and at >= order.index("experts"))]  # fmt: skip
+    behind = [
+        limit
+        for other, limit in limits.items()
+        if other < layer or (other == layer and at >= order.index("experts"))
+    ]
     return min(behind, default=None)
 
 

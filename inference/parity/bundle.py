@@ -241,8 +241,14 @@ def run_cell(bundle: Bundle, backend: Backend, path: Path) -> Numbers:
         raise FormatError(f"{path}: {error!s:.400}") from error
     except AprfmtError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
-            ValueError) as error:  # fmt: skip
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise FormatError(
             f"{path}: {bundle.cell.key!r:.60} cannot be run from what the file holds: "
             f"{type(error).__name__} {error!s:.200}"
@@ -278,17 +284,29 @@ def _bundle(header: Any, source: Source, path: Path) -> Bundle:
     architecture = str(header["architecture"])
     shapes = {role: tuple(int(s) for s in shape) for role, shape in header["roles"].items()}
     cell = Cell(
-        architecture, _hyper(header["hyper"], architecture, f"{path}: {HEADER}"),
-        str(header["key"]), str(header["point"]), int(header["layer"]),
-        tuple(int(i) for i in header["ids"]), inputs, weights, shapes,
+        architecture,
+        _hyper(header["hyper"], architecture, f"{path}: {HEADER}"),
+        str(header["key"]),
+        str(header["point"]),
+        int(header["layer"]),
+        tuple(int(i) for i in header["ids"]),
+        inputs,
+        weights,
+        shapes,
         tuple(int(i) for i in header["vocab_rows"]),
-    )  # fmt: skip
+    )
     first, second = (str(run) for run in header["runs"])
     facts = {"command": header["command"], "versions": header["versions"], **header["facts"]}
     return Bundle(
-        cell, array("expected"), array("found"), (first, second), float(header["residual"]),
-        float(header["bound"]), bool(header["shadow"]), facts,
-    )  # fmt: skip
+        cell,
+        array("expected"),
+        array("found"),
+        (first, second),
+        float(header["residual"]),
+        float(header["bound"]),
+        bool(header["shadow"]),
+        facts,
+    )
 
 
 def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
@@ -315,10 +333,18 @@ def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
     at = int(np.argmax(delta)) if delta.size else 0
     place = tuple(int(i) for i in np.unravel_index(at, expected.shape)) if delta.size else ()
     return Replayed(
-        bundle.cell.key, (str(choices[0]), str(choices[1])), rel_l2(expected, bundle.expected),
-        None if engine else rel_l2(found, bundle.found), rel_l2(found, expected), bundle.residual,
-        bundle.bound, float(delta[at]) if delta.size else 0.0, place, engine, bundle.facts,
-    )  # fmt: skip
+        bundle.cell.key,
+        (str(choices[0]), str(choices[1])),
+        rel_l2(expected, bundle.expected),
+        None if engine else rel_l2(found, bundle.found),
+        rel_l2(found, expected),
+        bundle.residual,
+        bundle.bound,
+        float(delta[at]) if delta.size else 0.0,
+        place,
+        engine,
+        bundle.facts,
+    )
 
 
 def bundle_of(found: Parity, runs: Sequence[str]) -> Bundle | None:
@@ -351,7 +377,13 @@ def bundle_of(found: Parity, runs: Sequence[str]) -> Bundle | None:
             "backends": [dict(found.runs[pair.a].backend), dict(found.runs[pair.b].backend)],
         }
         return Bundle(
-            cell, expected, other, (first, second), operation.residual, operation.bound,
-            operation.shadow, facts,
-        )  # fmt: skip
+            cell,
+            expected,
+            other,
+            (first, second),
+            operation.residual,
+            operation.bound,
+            operation.shadow,
+            facts,
+        )
     return None

@@ -76,9 +76,9 @@ def calibrate(
                     diff, _ = compare_runs(b, a, compare_experts(a, b), (), moe)
                     pair = tolerances.pair_of(backend_name(a), backend_name(b))
                     for point in diff.points:
-                        record = a.find(point.key)
-                        other = b.find(point.key)
-                        if record is None or other is None or point.rel_l2 is None:
+                        record, other = a.find(point.key), b.find(point.key)
+                        assert record is not None and other is not None  # points of both
+                        if point.rel_l2 is None:
                             continue
                         if point.beyond:
                             beyond.append(f"{choice}: {point.key}: {point.rel_l2:.3g}")

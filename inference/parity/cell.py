@@ -211,9 +211,14 @@ def _few_rows(cell: Cell, columns: Sequence[int]) -> Cell:
         for name, value in cell.inputs.items()
     }
     return replace(
-        cell, hyper=dict(cell.hyper) | {"vocab_size": len(chosen)}, weights=weights, shapes=shapes,
-        inputs=inputs, ids=tuple(0 for _ in cell.ids), rows=tuple(chosen),
-    )  # fmt: skip
+        cell,
+        hyper=dict(cell.hyper) | {"vocab_size": len(chosen)},
+        weights=weights,
+        shapes=shapes,
+        inputs=inputs,
+        ids=tuple(0 for _ in cell.ids),
+        rows=tuple(chosen),
+    )
 
 
 def _own_rows(cell: Cell) -> Cell:
@@ -224,9 +229,12 @@ def _own_rows(cell: Cell) -> Cell:
     weights[role] = ArrayRows(_take(weights[role], used))
     shapes[role] = weights[role].shape
     return replace(
-        cell, hyper=dict(cell.hyper) | {"vocab_size": len(used)}, weights=weights, shapes=shapes,
+        cell,
+        hyper=dict(cell.hyper) | {"vocab_size": len(used)},
+        weights=weights,
+        shapes=shapes,
         ids=tuple(used.index(i) for i in cell.ids),
-    )  # fmt: skip
+    )
 
 
 def _take(rows: RowSource, chosen: Sequence[int]) -> Numbers:

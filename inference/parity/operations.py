@@ -63,9 +63,14 @@ def take_apart(
 
 
 def cut(
-    model: Model, point: PointDiff, a: Trace, b: Trace, reference: Backend, shadow: bool,
+    model: Model,
+    point: PointDiff,
+    a: Trace,
+    b: Trace,
+    reference: Backend,
+    shadow: bool,
     request: ParityRequest,
-) -> Cell:  # fmt: skip
+) -> Cell:
     """Return the cell of a point; `shadow`: with the other run's own inputs, where it has them."""
     columns: list[int] = []
     if point.key.rpartition(".")[2] in BEHIND[1:]:
@@ -104,9 +109,17 @@ def _operation(
     before = max(known) if known else None
     output = float(point.rel_l2 or 0.0)
     return Operation(
-        point.key, residual, bound, not residual <= bound, tuple(cell.inputs),
-        tuple(cell.weights), before, output, output / before if before else None, other is None,
-    )  # fmt: skip
+        point.key,
+        residual,
+        bound,
+        not residual <= bound,
+        tuple(cell.inputs),
+        tuple(cell.weights),
+        before,
+        output,
+        output / before if before else None,
+        other is None,
+    )
 
 
 def arithmetics(key: str, a: Trace, b: Trace) -> tuple[str, str]:

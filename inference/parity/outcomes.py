@@ -56,9 +56,18 @@ def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> 
     count = max(len(a), 1)
     rel = 0.0 if squares == 0 else math.sqrt(squares / norm) if norm else math.inf
     return LogitsDiff(
-        len(a), rel, largest, agree / count, k, overlap / count,
-        tuple(flips), float(np.mean(kl)), float(np.max(kl)), loss(a, ids), loss(b, ids),
-    )  # fmt: skip
+        len(a),
+        rel,
+        largest,
+        agree / count,
+        k,
+        overlap / count,
+        tuple(flips),
+        float(np.mean(kl)),
+        float(np.max(kl)),
+        loss(a, ids),
+        loss(b, ids),
+    )
 
 
 def loss(logits: Numbers, ids: Sequence[int]) -> float | None:
@@ -79,18 +88,25 @@ def outcomes(
     cut = ids[: count + 1]
     size = math.sqrt(float(np.mean(np.square(a[:count], dtype=np.float64)))) if count else 0.0
     return Outcomes(
-        before, point.rel_l2 if count else None, point.tolerance, size,
-        loss(a[: len(cut)], cut), loss(b[: len(cut)], cut), len(cut) - 1,
-    )  # fmt: skip
+        before,
+        point.rel_l2 if count else None,
+        point.tolerance,
+        size,
+        loss(a[: len(cut)], cut),
+        loss(b[: len(cut)], cut),
+        len(cut) - 1,
+    )
 
 
 def _losses(logits: Numbers, ids: Sequence[int]) -> Numbers:
     """Return the float64 loss of each of ids[1:] in nats."""
     parts = [
-        cross_entropy(logits[start : min(start + _ROWS, len(ids) - 1)],
-                      ids[start + 1 : min(start + _ROWS, len(ids) - 1) + 1])
+        cross_entropy(
+            logits[start : min(start + _ROWS, len(ids) - 1)],
+            ids[start + 1 : min(start + _ROWS, len(ids) - 1) + 1],
+        )
         for start in range(0, len(ids) - 1, _ROWS)
-    ]  # fmt: skip
+    ]
     found: Numbers = np.concatenate(parts)
     return found
 
@@ -126,10 +142,12 @@ def own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> Ow
         found, expected = found[None], np.array([float(np.mean(expected))])
     vocab = int(logits.shape[-1])
     pairs = [
-        (abs(mine - true) if math.isfinite(mine - true) else math.inf,
-         own_loss_bound(true if math.isfinite(true) else 0.0, backend.dtype, vocab))
+        (
+            abs(mine - true) if math.isfinite(mine - true) else math.inf,
+            own_loss_bound(true if math.isfinite(true) else 0.0, backend.dtype, vocab),
+        )
         for mine, true in zip(found.tolist(), expected.tolist(), strict=True)
-    ]  # fmt: skip
+    ]
     off, bound = max(pairs, key=lambda pair: pair[0] / pair[1])
     return OwnLoss(float(np.mean(found)), off, bound)
 

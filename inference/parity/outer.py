@@ -95,11 +95,14 @@ def _quantized(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Che
     bound = loss_bound(found.tolerance, found.size)
     checks.append(
         gate.check(
-            "quantized-loss", abs(difference) <= bound, f"{difference:+.4g} nats",
+            "quantized-loss",
+            abs(difference) <= bound,
+            f"{difference:+.4g} nats",
             f"at most {bound:.3g} nats apart {rows}: logits of size {found.size:.3g} within "
-            f"{found.tolerance:.3g}", "find the first point that is off",
+            f"{found.tolerance:.3g}",
+            "find the first point that is off",
         )
-    )  # fmt: skip
+    )
     return [*checks, _bounded(gate, found, text, vocab, bound)]
 
 
@@ -115,6 +118,9 @@ def _bounded(gate: _Gate, found: Outcomes, text: bool, vocab: int, bound: float)
         why = f"{found.forward:.4f} nats, the reference's {found.reference:.4f}"
         return gate.check(name, None, why, f"{expected}, for the reference at least")
     return gate.check(
-        name, found.forward < limit, f"{found.forward:.4f} nats", expected,
+        name,
+        found.forward < limit,
+        f"{found.forward:.4f} nats",
+        expected,
         "the run does worse than guessing, and the reference does not",
-    )  # fmt: skip
+    )

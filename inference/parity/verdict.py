@@ -29,12 +29,19 @@ def fused_check(
     bound = point.tolerance * (AMPLIFIED if amplified else 1.0)
     passed = apart <= bound
     return [
-        Check("fused-form", "PASS" if passed else "FAIL", where,
-              f"logits without a recorder at relative L2 {apart:.3g}",
-              f"at most {bound:.3g} from the reference step by step",
-              "" if passed else "a fused operation of this run is wrong: step by step it agrees"
-              if not point.beyond else "see the points")
-    ]  # fmt: skip
+        Check(
+            "fused-form",
+            "PASS" if passed else "FAIL",
+            where,
+            f"logits without a recorder at relative L2 {apart:.3g}",
+            f"at most {bound:.3g} from the reference step by step",
+            ""
+            if passed
+            else "a fused operation of this run is wrong: step by step it agrees"
+            if not point.beyond
+            else "see the points",
+        )
+    ]
 
 
 def points_check(diff: TraceDiff, amplified: OperationResiduals | None, where: str) -> Check:
@@ -47,18 +54,23 @@ def points_check(diff: TraceDiff, amplified: OperationResiduals | None, where: s
     first = beyond[0]
     if amplified is not None:
         return Check(
-            "points", "PASS", where,
+            "points",
+            "PASS",
+            where,
             f"{len(beyond)} of {diff.compared} points beyond what whole runs may differ by, the "
             f"first {first.key} at relative L2 {first.rel_l2:.3g}; {_told(amplified)}",
             "all within, or every operation right on the run's own inputs",
-        )  # fmt: skip
+        )
     odd = _odd(first)
     return Check(
-        "points", "FAIL", where,
+        "points",
+        "FAIL",
+        where,
         f"{len(beyond)} of {diff.compared} points beyond, the first {first.key} at relative L2 "
-        f"{first.rel_l2:.3g}{odd}", f"at most {first.tolerance:.3g} ({first.reason})",
+        f"{first.rel_l2:.3g}{odd}",
+        f"at most {first.tolerance:.3g} ({first.reason})",
         "write a reproduction with --bundle FILE",
-    )  # fmt: skip
+    )
 
 
 def verdict_of(
@@ -111,9 +123,15 @@ def finite_checks(runs: Sequence[tuple[Trace, Choice]]) -> list[Check]:
             bad = np.argwhere(~np.isfinite(values))
             at = f": {len(bad)} of {values.size} values, the first at {bad[0].tolist()}"
         checks.append(
-            Check("finite", "FAIL", str(choice), f"NaN or infinity first at {key}{at}",
-                  "finite values", "trace that run with --points all")
-        )  # fmt: skip
+            Check(
+                "finite",
+                "FAIL",
+                str(choice),
+                f"NaN or infinity first at {key}{at}",
+                "finite values",
+                "trace that run with --points all",
+            )
+        )
     return checks
 
 

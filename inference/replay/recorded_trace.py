@@ -159,9 +159,14 @@ class RecordedTrace:
         if values is None:
             return None
         found = fit(
-            np.asarray(values), record.positions, record.dtype, shape, axis_of(key), len(self.ids),
+            np.asarray(values),
+            record.positions,
+            record.dtype,
+            shape,
+            axis_of(key),
+            len(self.ids),
             masked=takes_masks(key, self.trace),
-        )  # fmt: skip
+        )
         if found is None or record.point != POINT or not is_log_softmax(found.values):
             return found
         note = "; ".join(text for text in (found.note, NOTE) if text)

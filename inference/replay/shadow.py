@@ -276,9 +276,14 @@ class _ShadowRecorder(CallRecorder):
     """Compares each point with the trace, and continues with the trace's value."""
 
     def __init__(
-        self, patched: PatchedModel, recorded: RecordedTrace, found: _Collector, until: str = "",
-        bound: OperationBound | None = None, records_calls: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        patched: PatchedModel,
+        recorded: RecordedTrace,
+        found: _Collector,
+        until: str = "",
+        bound: OperationBound | None = None,
+        records_calls: bool = True,
+    ) -> None:
         super().__init__()
         self.records_calls = records_calls
         self._patched = patched
@@ -328,9 +333,14 @@ class _ShadowRecorder(CallRecorder):
         return one_operation(self._patched.backend.dtype, dtype, self._engine, kinds).rel_l2
 
     def _view(
-        self, key: str, mine: Array, value: RecordedValue | None, calls: tuple[OperationCall, ...],
-        base: str = "", x: Any = None,
-    ) -> ShadowPoint:  # fmt: skip
+        self,
+        key: str,
+        mine: Array,
+        value: RecordedValue | None,
+        calls: tuple[OperationCall, ...],
+        base: str = "",
+        x: Any = None,
+    ) -> ShadowPoint:
         """Compare a point with the trace; `base` is the point it differs from there only."""
         dtype = self._patched.backend.dtype
         other = dtype if value is None else value.dtype
@@ -380,9 +390,13 @@ class _ShadowRecorder(CallRecorder):
         return _in_kind_of(x, view.theirs, self._patched), view.theirs
 
     def _routing(
-        self, key: str, mine: Array, value: RecordedValue | None,
-        calls: tuple[OperationCall, ...], x: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        key: str,
+        mine: Array,
+        value: RecordedValue | None,
+        calls: tuple[OperationCall, ...],
+        x: Any,
+    ) -> Any:
         """Compare the chosen experts as sets, and their weights expert by expert."""
         point, layer = parse_key(key)
         partial = value is None or value.rows is not None or value.values.shape != mine.shape
@@ -399,9 +413,11 @@ class _ShadowRecorder(CallRecorder):
             note = (
                 f"{close} tokens chose otherwise by a margin inside the rounding" if close else ""
             )
-            self._found.add(ShadowPoint(
-                key, point, layer, mine, value, wrong / len(mine), bound, whole, calls, "", note
-            ))  # fmt: skip
+            self._found.add(
+                ShadowPoint(
+                    key, point, layer, mine, value, wrong / len(mine), bound, whole, calls, "", note
+                )
+            )
             return theirs if f"L{layer}.expert_w" in self._recorded.trace.records else x
         assert self._experts is not None
         ours, chosen = self._experts
@@ -415,9 +431,19 @@ class _ShadowRecorder(CallRecorder):
                 _spread(ours, mine, size)[same], 0
             )
         )
-        self._found.add(ShadowPoint(
-            key, point, layer, mine, value, residual if same.any() else None, bound, whole, calls
-        ))  # fmt: skip
+        self._found.add(
+            ShadowPoint(
+                key,
+                point,
+                layer,
+                mine,
+                value,
+                residual if same.any() else None,
+                bound,
+                whole,
+                calls,
+            )
+        )
         return _in_kind_of(x, theirs, self._patched)
 
     def _flips(self, layer: int, mine: Array, theirs: Array, bound: float) -> tuple[int, int]:

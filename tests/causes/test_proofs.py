@@ -1,5 +1,6 @@
 """How sure a cause is follows from what was done to show it, by one function, for every cause."""
 
+import ast
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import aprfmt
 from aprfmt.compare import diff
 from aprfmt.measure import findings
 from aprfmt.measure.findings import Finding
@@ -52,6 +54,19 @@ def test_no_cause_is_confirmed_but_by_its_proof(
     assert not [cause for cause, one in found if one.certainty == "confirmed"]
     monkeypatch.setattr(findings, "certainty_of", lambda proof: "located")
     assert {one.certainty for _, one in found} == {"located"}
+
+
+def test_a_cause_for_the_outside_is_made_of_a_finding() -> None:
+    """Seen red: a level stated where the cause is named, beside what was done to show it."""
+    package, makes = Path(aprfmt.__file__).parent, ("name_cause", "NamedCause")
+    makers = {
+        file.relative_to(package).as_posix()
+        for file in package.rglob("*.py")
+        if "NamedCause" in (text := file.read_text(encoding="utf-8")) or "name_cause" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in makes
+    }
+    assert makers == {"measure/findings.py", "measure/named_causes.py"}
 
 
 counts = st.integers(1, 40)

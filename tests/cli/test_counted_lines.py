@@ -10,7 +10,9 @@ from aprfmt.base.protocols import Note
 from aprfmt.checks import check_runner
 from aprfmt.checks.records import LISTED, Finding, Result
 from aprfmt.cli import diff, render
+from aprfmt.cli.ci_reports import cases_of_gates
 from aprfmt.cli.diff import FINDINGS
+from aprfmt.cli.hex import hex_lines
 from aprfmt.cli.inspect import summary
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.trace import dumped_arrays, reference
@@ -130,3 +132,42 @@ def test_the_reference_is_named_and_runs_are_numbered_behind_it(
     parity_output.show(found, every=False)
     names = [text.strip().partition(":")[0] for text in said[1:]]
     assert names == ["reference", "run 1", "run 2"]
+
+
+def test_a_dump_shows_what_prints_and_a_dot_for_all_else() -> None:
+    lines = list(hex_lines(bytes(range(256)) + b"end", 16))
+    assert len(lines) == 17 and lines[0].startswith("00000010  00 01 02")
+    shown = "".join(line[10 + 47 + 2 :] for line in lines)
+    assert shown == "".join(chr(b) if chr(b).isascii() and chr(b).isprintable() else "."
+                            for b in range(256)) + "end"  # fmt: skip
+
+
+def test_every_gate_has_its_case_whatever_stands_before_it() -> None:
+    def gate(name: str, outcome: str, *checks: str) -> dict[str, Any]:
+        texts = dict.fromkeys(("todo", "expected", "found", "where"), "")
+        rows = [{"name": f"c{at}", "outcome": each, **texts} for at, each in enumerate(checks)]
+        facts = {"why": "", "proves": "p", "seconds": 1.0}
+        return {"name": name, "outcome": outcome, "checks": rows, **facts}
+
+    gates = [
+        gate("a", "PASS", "PASS"),
+        gate("b", "NOT_RUN"),
+        gate("c", "FAIL", "PASS", "FAIL", "FAIL"),
+        gate("d", "PASS"),
+        gate("e", "FAIL", "NOT_RUN"),
+    ]
+    cases = cases_of_gates({"model": "m", "gates": gates})
+    assert [case.check for case in cases] == ["a", "b", "c: c1", "c: c2", "d", "e: c0"]
+
+
+def test_what_nothing_proves_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = SimpleNamespace(
+        unproven=((0, 1000), (5000, 7000)), size=9000, taken=6000, ranges=(), proof="none", notes=()
+    )
+    monkeypatch.setattr("aprfmt.recovery.repair", lambda *of, **more: found)
+    for name in ("broken", "copy"):
+        (tmp_path / name).touch()
+    done = aprfmt("repair", tmp_path / "broken", "--from", tmp_path / "copy", "-o", tmp_path / "o")
+    assert f": {render.size_text(3000)} were taken" in done.err

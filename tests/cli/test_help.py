@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.cli.commands import COMMANDS, GROUPS
+from tests.cli.examples import make_examples
 from tests.cli.run import ROOT, aprfmt
 
 TEXT = "Once upon a time there was a small model that told the same story twice.\n"
@@ -21,13 +22,7 @@ TEXT = "Once upon a time there was a small model that told the same story twice.
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the examples are of."""
     made = tmp_path_factory.mktemp("help")
-    assert aprfmt("demo", "--into", made / "model").code == 0
-    assert aprfmt("convert", made / "model", made / "model.gguf").code == 0
-    assert aprfmt("quantize", made / "model", made / "q4.gguf", "--type", "Q4_0").code == 0
-    whole = (made / "model.gguf").read_bytes()
-    (made / "model.gguf.part").write_bytes(whole[: len(whole) // 2])
-    (made / "text.txt").write_text(TEXT)
-    (made / "parts").mkdir()
+    make_examples(made)
     return made
 
 

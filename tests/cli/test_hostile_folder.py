@@ -17,7 +17,8 @@ import pytest
 
 from aprfmt.base.child_process import import_path, start_module
 from aprfmt.cli.commands import COMMANDS
-from tests.cli.run import ROOT, aprfmt
+from tests.cli.examples import make_examples
+from tests.cli.run import ROOT
 from tests.patience import PATIENCE
 
 OURS = ("aprfmt", "cli", "inference", "sitecustomize", "usercustomize", "cupy", "ray")
@@ -53,13 +54,7 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory, mark: Path) -> Path:
     """The folder of the examples, with a Python file for every module there is."""
     made = tmp_path_factory.mktemp("hostile")
-    assert aprfmt("demo", "--into", made / "model").code == 0
-    assert aprfmt("convert", made / "model", made / "model.gguf").code == 0
-    assert aprfmt("quantize", made / "model", made / "q4.gguf", "--type", "Q4_0").code == 0
-    whole = (made / "model.gguf").read_bytes()
-    (made / "model.gguf.part").write_bytes(whole[: len(whole) // 2])
-    (made / "text.txt").write_text("Once upon a time there was a small model.\n")
-    (made / "parts").mkdir()
+    make_examples(made)
     for place in (made, made / "model"):
         plant(place, PACKAGES | set(OURS) | set(sys.stdlib_module_names), mark)
     return made

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from aprfmt.cli import render
@@ -47,9 +48,11 @@ def test_only_a_terminal_sees_it_and_it_is_erased(
     if not terminal or quiet:
         assert err.getvalue() == ""
         return
-    first, second, erased, end = err.getvalue().split("\r")[1:]
-    assert first == "convert  25 %, 1.0 MB of 4.0 MB, 500.0 kB/s, 6 s left"
-    assert second.rstrip() == "convert 100 %, 4.0 MB of 4.0 MB, 1.0 MB/s"
+    first, second, erased, end = click.unstyle(err.getvalue()).split("\r")[1:]
+    full = "\u2501" * 24
+    assert first.startswith("convert \u2501") and second.startswith(f"convert {full} 100")
+    assert first.endswith("  25 %, 1.0 MB of 4.0 MB, 500.0 kB/s, 6 s left")
+    assert second.rstrip().endswith(" 100 %, 4.0 MB of 4.0 MB, 1.0 MB/s")
     assert len(second) == len(first) and not erased.strip() and not end
 
 

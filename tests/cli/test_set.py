@@ -327,3 +327,38 @@ def test_messages_name_options_that_exist(
     assert done.code == 2 and done.err.count("\n") == 1 and not list(tmp_path.iterdir())
     text = done.err.replace(str(tmp_path), "").replace(str(files["gguf"]), "")
     check_options(command, text)
+
+
+@pytest.mark.parametrize("form", ["gguf", "apr", "safetensors", "folder"])
+def test_a_key_that_nothing_reads_is_changed_and_taken_away_as_asked(
+    form: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """What was asked for is no difference; what else changes or goes is one."""
+    folder = form == "folder"
+    key = {"safetensors": "__metadata__:mine", "folder": "config.json:mine"}.get(form, "mine")
+    suffix = "" if folder else f".{form}"
+    first, second, third = (tmp_path / f"{name}{suffix}" for name in "abc")
+    source = next(files[one] for one in (form, "folder") if one in files)
+    made = aprfmt("set", source, f"{key}=1", f"{key}2=1", "-o", first)
+    assert made.code == 0, made.err
+    changed = aprfmt("set", first, f"{key}=2", "-o", second)
+    assert changed.code == 0 and "not compared" not in changed.out, changed.out
+    removed = aprfmt("set", second, "--remove", key, "-o", third)
+    assert removed.code == 0 and "not compared" not in removed.out, removed.out
+    other = aprfmt("diff", first, second, "--json").json["not_compared"]
+    assert [(row["name"], row["state"]) for row in other if row["name"].startswith("mine")] == [
+        ("mine", "unequal"), ("mine2", "equal"),
+    ]  # fmt: skip
+
+
+def test_elements_of_a_new_array_have_one_type(files: dict[str, Path], tmp_path: Path) -> None:
+    target = tmp_path / "x.gguf"
+    values = {"ints": "[1,2]", "floats": "[1,2.5]", "texts": '["a","b"]'}
+    done = aprfmt("set", files["gguf"], *(f"{k}={v}" for k, v in values.items()), "-o", target)
+    assert done.code == 0, done.err
+    found = stored(target)
+    assert found["ints"][1] == [1, 2] and "float" not in found["ints"][0][1]
+    assert found["floats"][1] == [1.0, 2.5] and "float" in found["floats"][0][1]
+    assert found["texts"] == (["array", "string"], ["a", "b"])
+    done = aprfmt("set", files["gguf"], 'mixed=[1,"a"]', "-o", tmp_path / "y.gguf")
+    assert done.code == 2 and "the elements of an array have one type" in done.err

@@ -92,13 +92,16 @@ def test_what_the_gap_holds(files: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_safetensors_fills_up_with_spaces(files: dict[str, Path]) -> None:
+    """More of them than a header is padded with by itself."""
     path = files["safetensors"]
+    long = f"__metadata__:note={'x' * 80}"
+    assert aprfmt("set", path, long, "-o", path, "--force").code == 0
     size = path.stat().st_size
     assert aprfmt("set", path, "note=abc", "--in-place").code == 0
     assert path.stat().st_size == size
     with safetensors.safe_open(path, "np") as opened:
         assert opened.metadata()["note"] == "abc"
-    assert aprfmt("set", path, "note=abcdefgh", "--in-place").code == 0, "the room is still there"
+    assert aprfmt("set", path, f"note={'y' * 80}", "--in-place").code == 0, "the room is there"
     assert aprfmt("set", path, f"note={'x' * 99}", "--in-place").code == 2
 
 
@@ -265,6 +268,30 @@ def written_patch(path: Path, *, file: str = "", signed: bool = True) -> bytes:
     return json.dumps(head | {"signature": sign(SCHEMA, payload) if signed else ""}).encode() + (
         b"\nzz"
     )
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "text", "empty"])
+def test_what_lies_where_a_change_is_noted_is_named_and_left(
+    kind: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Reading is not refused, as nothing was half changed; nor is another write in the folder."""
+    path, record = files["gguf"], patch_path(files["gguf"])
+    old = path.read_bytes()
+    make: dict[str, Callable[[], object]] = {
+        "pipe": lambda: os.mkfifo(record),
+        "folder": record.mkdir,
+        "link": lambda: record.symlink_to(path),
+        "text": lambda: record.write_text("mine"),
+        "empty": record.touch,
+    }
+    make[kind]()
+    assert aprfmt("inspect", path).code == 0
+    done = aprfmt("set", path, "llama.context_length=77", "--in-place")
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert record.name in done.err and "remove it, or write a copy with -o" in done.err
+    assert path.read_bytes() == old and os.path.lexists(record)
+    assert aprfmt("convert", files["folder"], tmp_path / "z.gguf").code == 0
+    assert os.path.lexists(record)
 
 
 @pytest.mark.parametrize("kind", ["another file", "not whole", "a link"])

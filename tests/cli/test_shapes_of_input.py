@@ -146,6 +146,7 @@ ARCH_CALLS: dict[str, Any] = {
     "diff": lambda m, n, out: aprfmt_package.diff(m, n, arch="lama"),
     "hash": lambda m, n, out: aprfmt_package.hash(m, arch="lama"),
     "parity": lambda m, n, out: aprfmt_package.parity(m, ("cpu", "cpu"), arch="lama"),
+    "step": lambda m, n, out: aprfmt_package.step(m, after=n, arch="lama"),
     "validate": lambda m, n, out: aprfmt_package.validate(m, arch="lama"),
 }
 

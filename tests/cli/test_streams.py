@@ -12,6 +12,7 @@ import pytest
 
 from aprfmt.base.streams import OURS, spell_missing
 from aprfmt.cli.commands import COMMANDS
+from tests.cli.examples import make_examples
 from tests.cli.run import aprfmt
 from tests.test_text import unescape
 
@@ -24,15 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the examples, its model named by characters that Western code pages lack."""
     made = tmp_path_factory.mktemp("streams") / "模型"
     made.mkdir()
-    assert aprfmt("demo", "--into", made / "model").code == 0
-    plain = made / "plain.gguf"
-    assert aprfmt("convert", made / "model", plain).code == 0
-    assert aprfmt("set", plain, f"general.name={NAME}", "-o", made / "model.gguf").code == 0
-    assert aprfmt("quantize", made / "model", made / "q4.gguf", "--type", "Q4_0").code == 0
-    whole = (made / "model.gguf").read_bytes()
-    (made / "model.gguf.part").write_bytes(whole[: len(whole) // 2])
-    (made / "text.txt").write_text(TEXT)
-    (made / "parts").mkdir()
+    make_examples(made, NAME)
     return made
 
 

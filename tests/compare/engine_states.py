@@ -52,12 +52,13 @@ def of_rank(given: Mapping[str, Any], rank: int, ranks: int, head: int, experts:
                 continue
             every = []
             for one in range(count):
-                parts = [given[f"{before}.{one}.{part}.weight"] for part in STACKS[stack]]
+                shares = [given[f"{before}.{one}.{part}.weight"] for part in STACKS[stack]]
                 if not experts:
-                    parts = [
-                        part.chunk(ranks, 0 if stack == "w13_weight" else 1)[rank] for part in parts
+                    shares = [
+                        part.chunk(ranks, 0 if stack == "w13_weight" else 1)[rank]
+                        for part in shares
                     ]
-                every.append(torch.cat(parts, 0))
+                every.append(torch.cat(shares, 0))
             if experts:
                 every = every[rank * count // ranks : (rank + 1) * count // ranks]
             made[f"{before}.{stack}"] = torch.stack(every)

@@ -1,5 +1,6 @@
 """Whether an engine loaded what was published: its state is read under the published names."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.compare.engine_states import State, of_rank, published, save
 from tests.diagnose.engines import tiny_folder
+from tests.docs.examples import DOCS, blocks
 
 torch = pytest.importorskip("torch")
 HEADS = {"llama": 16, "qwen2": 12, "mixtral": 12}
@@ -76,7 +78,18 @@ def on_second(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]]
 
 def without(name: str) -> Callable[[list[State]], None]:
     """Return what removes a tensor."""
-    return lambda held: [state.pop(name) for state in held] and None
+
+    def apply(held: list[State]) -> None:
+        for state in held:
+            del state[name]
+
+    return apply
+
+
+def old_layer(held: list[State]) -> None:
+    """Leave layer 0's q, k and v in layer 1."""
+    for state in held:
+        state[Q] = state[Q.replace("1", "0")]
 
 
 def random(x: Any) -> Any:
@@ -103,11 +116,7 @@ WRONG: dict[str, tuple[Callable[[list[State]], None], str, str]] = {
         "up_proj",
     ),
     "a norm of one rank": (on_second(NORM, lambda x: x * 2), "scale", "input_layernorm"),
-    "an old layer": (
-        lambda held: [state.__setitem__(Q, state[Q.replace("1", "0")]) for state in held] and None,
-        "layer_order",
-        "k_proj",
-    ),
+    "an old layer": (old_layer, "layer_order", "k_proj"),
     "not there": (without(OUT), "", "o_proj"),
 }
 
@@ -168,3 +177,42 @@ def test_a_missing_rank_and_foreign_names_are_refused(tmp_path: Path) -> None:
     done = aprfmt("diff", tiny_folder("llama"), odd)
     assert done.code == 2 and "none of its 1 tensors is one of" in done.err
     assert "a.qkv_proj.weight [3, 2]" in done.err
+
+
+def script() -> Callable[[State, Path, int], tuple[list[str], list[str]]]:
+    """Return the function of the how-to page, which needs torch and the standard library."""
+    page = next(
+        block
+        for block in blocks(DOCS / "how-to" / "engine_weights.md")
+        if block.title == "loaded.py"
+    )
+    held: dict[str, Any] = {}
+    exec(compile(page.text, "loaded.py", "exec"), held)
+    found: Callable[[State, Path, int], tuple[list[str], list[str]]] = held["differing"]
+    return found
+
+
+@pytest.mark.parametrize("arch, ranks", [("llama", 1), ("llama", 2), ("llama", 4), ("mixtral", 2)])
+def test_the_script_of_the_page_agrees_by_digest(arch: str, ranks: int, tmp_path: Path) -> None:
+    """Every parameter of every rank has its digest in the manifest; a changed one has not."""
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_folder(arch), folder)
+    done = aprfmt("hash", folder, "--roles", "--ranks", ranks, "--json")
+    assert done.code == 0, done.err
+    manifest = Path(done.json["written"])
+    for rank, state in enumerate(states(arch, ranks)):
+        assert script()(state, manifest, rank) == ([], [])
+        changed = {**state, OUT: state[OUT] * 1.01, "rotary.cos_sin_cache": state[OUT]}
+        assert script()(changed, manifest, rank) == ([OUT], ["rotary.cos_sin_cache"])
+    assert aprfmt("validate", folder).code == 0
+
+
+def test_a_manifest_of_roles_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_folder("llama"), folder)
+    done = aprfmt("hash", folder, "--roles", "--ranks", 5)
+    assert done.code == 2 and "no such number of equal shares" in done.err
+    assert aprfmt("hash", folder, "--ranks", 2).code == 2
+    assert aprfmt("hash", folder, "--roles").code == 0
+    again = aprfmt("hash", folder, "--roles")
+    assert again.code == 2 and "--force" in again.err

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aprfmt.base.protocols import TypedValue
-from aprfmt.causes.tokenizer import comparison as comparing
+from aprfmt.causes.tokenizer import effect as measuring
 from aprfmt.causes.tokenizer.comparison import TokensReport, between, compare_tokens
 from aprfmt.model import Model, open_model
 from aprfmt.tokenizer import to_gguf, to_hf
@@ -260,8 +260,8 @@ def test_a_role_that_moves_between_tokens_of_one_text_is_shown(demo_model: Path)
 
 
 def test_of_many_ids_the_first_eight_are_shown() -> None:
-    assert comparing._few(range(8)) == "0 1 2 3 4 5 6 7"
-    assert comparing._few(range(9)) == "0 1 2 3 4 5 6 7 ..."
+    assert measuring._few(range(8)) == "0 1 2 3 4 5 6 7"
+    assert measuring._few(range(9)) == "0 1 2 3 4 5 6 7 ..."
 
 
 def test_commands_agree_on_a_template_that_names_unknown_tokens(

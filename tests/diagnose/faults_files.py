@@ -136,6 +136,12 @@ def scrambled(x: Any) -> Any:
     return np.random.default_rng(3).permutation(x.reshape(-1)).reshape(x.shape)
 
 
+def layer_lost(rows: files.Rows) -> None:
+    """Leave a whole layer out."""
+    for name in [name for name in rows if ".layers.1." in name]:
+        del rows[name]
+
+
 def two_edits(rows: files.Rows) -> None:
     files.edit(UP, lambda x: x * 1.25)(rows)
     files.raw(f"{L1}self_attn.o_proj.weight", flipped(103))(rows)
@@ -370,6 +376,8 @@ FILE_FAULTS: tuple[Fault, ...] = (
             tensors=two_edits),
     damaged("tensors-lost", "llama", "a layer's MLP is not in the file", (), (),
             upstream=(1, 33), verdict="not_comparable", tensors=files.drop("2.mlp.up_proj.weight")),
+    damaged("layer-lost", "qwen2", "a layer is not in the file, with its biases", (), (),
+            verdict="not_comparable", tensors=layer_lost),
     damaged("zeros", "llama", "every tensor is zero", (), (), verdict="not_comparable",
             tensors=files.edit_all("", lambda x: 0 * x)),
     damaged("same-bytes", "llama", "nothing", (), (), verdict="same"),

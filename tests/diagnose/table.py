@@ -61,7 +61,7 @@ def cells(line: str) -> list[str]:
 
 
 def confusion(lines: Sequence[str]) -> str:
-    """Return seeded against named causes, counted over listed lines; every cause has a row."""
+    """Return seeded against named causes, counted over listed lines; every seeded one has a row."""
     counts: dict[str, dict[str, int]] = {cause: {} for cause in sorted(CAUSES)}
     for line in lines:
         _, _, _, _, seeded, verdict, named, *_ = cells(line)
@@ -72,6 +72,8 @@ def confusion(lines: Sequence[str]) -> str:
         counts[first][said] = counts[first].get(said, 0) + 1
     made = ["| seeded first | times | first named |", "| --- | --- | --- |"]
     for cause, found in counts.items():
+        if not found:
+            continue
         said = ", ".join(f"{name} {count}" for name, count in sorted(found.items()))
         made.append(f"| {cause} | {sum(found.values())} | {said or '-'} |")
     return "\n".join(made)

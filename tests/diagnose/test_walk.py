@@ -13,6 +13,7 @@ from aprfmt.causes.forward.attention import cap_of
 from aprfmt.causes.forward.mismatch import short_numbers
 from aprfmt.diagnosis import conclude, diagnose
 from aprfmt.diagnosis.prompt import hidden_from
+from aprfmt.diagnosis.relations import relation, sureness
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.probe_ids import LONGEST, choose_ids
@@ -167,6 +168,17 @@ def test_two_traces_of_other_capture_points_need_no_model() -> None:
     assert found.lead is not None and found.lead.certainty == "confirmed"
 
 
+def test_lengths_of_vectors_and_values_without_places_confirm_no_other_point() -> None:
+    """Seen red: a relation of lengths taken for one that gives the values."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(6, 2, 8)).astype(np.float32)
+    turned, _ = np.linalg.qr(rng.normal(size=(8, 8)))
+    others = (2 * x, x @ turned, rng.permuted(x, axis=0), -rng.random(x.shape))
+    said = [relation(x, y, 1e-3) for y in others]
+    assert [sureness([text]) for text in said] == ["confirmed", "explained", "explained", "located"]
+    assert sureness(said[:2]) == "explained" and sureness([said[0], ""]) == "located"
+
+
 def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> None:
     """That what is computed from them agrees places them, and says not what they are."""
 
@@ -178,8 +190,11 @@ def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> N
     folder = tiny_folder("llama")
     good, other = trace(folder, "good"), trace(folder, "noise-for-q", rename=noise)
     (found,) = diagnose(str(good), str(other)).findings
-    assert (found.cause, found.certainty, found.share) == ("capture_point", "located", 0.0)
+    assert (found.cause, found.certainty, found.share) == ("capture_point", "located", None)
     assert "q: other values" in found.says
+    (found,) = diagnose(str(folder), str(other)).findings
+    assert (found.cause, found.certainty) == ("capture_point", "located")
+    assert "q is other values" in found.says
 
 
 # --- tokens --------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ WRITING: Mapping[str, Args] = {
     "inspect-html": lambda m, d: ["inspect", m, "--html", d.with_suffix(".html")],
     "validate-html": lambda m, d: ["validate", m, "--html", d.with_suffix(".html")],
     "diff-html": lambda m, d: ["diff", m, m, "--html", d.with_suffix(".html")],
+    "step-html": lambda m, d: ["step", m, "--after", m, "--optimizer", "adamw:lr=1e-3,step=1",
+                               "--accept", "unread:*", "--html", d.with_suffix(".html")],
 }  # fmt: skip
 FOLDERS = {"convert-folder", "trace-aprt"}
 # Cases where nothing of the destination is a single name: sets and what lies beside the model.

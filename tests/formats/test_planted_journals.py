@@ -20,6 +20,8 @@ from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
 from aprfmt.formats.journal import Journal, publish_set
 from aprfmt.formats.signature import is_signed, key_path, sign
 from aprfmt.formats.temporary_files import SUFFIX, temporary_name
+from tests.cli.run import aprfmt
+from tests.conversion.folders import llama_folder
 
 NAME = ".aprfmt-journal-0123456789abcdef.json"
 
@@ -283,3 +285,15 @@ def test_hidden_files_of_ended_runs_go(folder: Path) -> None:
     """What the tests above see kept would be removed without a journal."""
     write_here(folder)
     assert not [name for name in contents(folder) if name.endswith(SUFFIX)]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_link_in_a_journals_place_is_named(resumed: bool, tmp_path: Path) -> None:
+    """Not "too many levels of symbolic links", which is what the system calls it."""
+    source, target = llama_folder(tmp_path / "m", "F32", layers=1), tmp_path / "x.gguf"
+    name = ".x.gguf.aprfmt-resume.jsonl" if resumed else ".aprfmt-journal-1.json"
+    (tmp_path / name).symlink_to("/dev/zero")
+    done = aprfmt("convert", source, target, *["--resume"] * resumed)
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert name in done.err and "is a link, which is not followed; remove it" in done.err
+    assert not target.exists()

@@ -41,7 +41,7 @@ def write_batch(path: Path, padded: bool) -> tuple[np.ndarray, np.ndarray, np.nd
     mask = np.ones_like(ids)
     mask[1, -4 if padded else len(IDS) :] = 0
     labels = np.where(mask > 0, ids, -100)
-    labels[0, :5] = -100
+    labels[0, :8] = -100
     np.savez(path, input_ids=ids, attention_mask=mask, labels=labels)
     return ids, mask, labels
 

@@ -1,7 +1,7 @@
 """Gradients checked without a backward pass, against those of autograd and with seeded faults.
 
-Seen red, each alone: a weight restarted one stage too late; the loss of a prompt's labels; a
-residual that is not held to the gradient's size; a factor solved from one direction.
+Seen red, each alone: a weight restarted one stage too late; the labels of a prompt scored; a
+tolerance of one for the residual; a factor asked of one direction.
 """
 
 import tempfile

@@ -2,7 +2,8 @@
 
 Seen red, each alone: a router's weights cut from the graph; a stacked expert's leaf not the one
 that the pass reads; `apply` in place of the way back of a step (qwen3_vl_moe); the labels of a
-prompt scored; the mean over rows in place of the mean over tokens.
+prompt scored; the mean over rows in place of the mean over tokens; the
+lower pass in float64.
 """
 
 from pathlib import Path

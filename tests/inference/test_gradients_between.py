@@ -1,6 +1,7 @@
 """Gradients of one batch in two runs: right ones are not accused, a wrong backward is placed.
 
-Seen red: the arbiter's dtype taken for the run's; the first wrong point taken forward.
+Seen red, each alone: the arbiter in float32; a run held to bfloat16's rounding; the first wrong
+point taken forward.
 """
 
 import tempfile

@@ -30,9 +30,9 @@ from aprfmt.inference.fast.dry_host import DryNativeTorch, DryTorch, Products
 from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
-from aprfmt.inference.parity import survey
+from aprfmt.inference.parity import operations
+from aprfmt.inference.parity.bundle import bundle_of
 from aprfmt.inference.parity.matched import ThroughRows
-from aprfmt.inference.parity.reproduce import bundle_of
 from aprfmt.inference.rows import StoredRows
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import open_model
@@ -222,12 +222,12 @@ def test_operations_are_judged_within_the_memory_that_is_given(
         asked.append(of)
         raise Stop
 
-    monkeypatch.setattr(survey, "free_budget", lambda: 777)
-    monkeypatch.setattr(survey, "model_weights", weights)
-    monkeypatch.setattr(survey, "matched_weights", weights)
+    monkeypatch.setattr(operations, "free_budget", lambda: 777)
+    monkeypatch.setattr(operations, "model_weights", weights)
+    monkeypatch.setattr(operations, "matched_weights", weights)
     nothing: Any = None
     with pytest.raises(Stop):
-        survey.judge_operations(nothing, nothing, nothing, nothing, given)
+        operations.judge_operations(nothing, nothing, nothing, nothing, given)
     free = 777 if memory is None else memory
     assert asked == [(through, memory) if through else (free,)]
 

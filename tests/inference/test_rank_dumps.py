@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.base.dump_names import place_of
 from aprfmt.causes.forward.shards import ROLES as SUMS
 from aprfmt.causes.forward.shards import role_of
 from aprfmt.errors import FormatError
-from aprfmt.base.dump_names import place_of
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
 from aprfmt.inference.record import Record

@@ -386,3 +386,18 @@ def test_the_cosine_that_is_asked_follows_from_the_distance() -> None:
     checks, _ = parity._logits(y, x, [1, 2, 3], loose, "copy")
     cosine = next(each for each in checks if each.name == "copy-cosine")
     assert cosine.outcome == "FAIL" and "0.96875" in cosine.expected, cosine
+
+
+# --- statistics of weights ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["gemma3n", "gemma4"])
+def test_a_layers_few_numbers_are_no_matrix(arch: str, tmp_path: Path) -> None:
+    """Factors and coefficients have any mean, and a matrix of zeros is still none."""
+    save_tiny(arch, tmp_path / "a")
+    assert not failed(qa.run(tmp_path / "a", only=("init-statistics",)))
+    lost = copied(tmp_path / "a", tmp_path / "b")
+    tensors(lambda rows: rows | {
+        name: 0 * x for name, x in rows.items() if name.endswith("0.mlp.up_proj.weight")
+    })(lost)  # fmt: skip
+    assert failed(qa.run(lost, only=("init-statistics",))) == {"weights-ffn_up.weight"}

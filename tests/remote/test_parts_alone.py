@@ -5,14 +5,18 @@ import io
 import re
 import sys
 import threading
+import time
 from collections import OrderedDict
+from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aprfmt.errors import RemoteError
+from aprfmt.remote import traffic
 from aprfmt.remote.buckets import BucketSite
+from aprfmt.remote.disk_cache import DiskCache
 from aprfmt.remote.hub import HubSite
 from aprfmt.remote.ranges import AccessDenied
 from aprfmt.remote.read_ahead import ReadAhead
@@ -166,3 +170,39 @@ def test_an_answer_without_a_body_has_ended(headers: dict[str, str]) -> None:
     body = ResponseBody(answer, headers)
     assert not body.ended() and body.read(5) == b"HTTP/"
     assert body.ended() is bool(headers)
+
+
+def test_seconds_are_those_in_which_a_request_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time count once, what lies between them not, and one that fails has ended too."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    held = traffic.Traffic()
+    with held.request():
+        now[0] = 2.0
+        with held.request():
+            now[0] = 3.0
+        now[0] = 5.0
+    now[0] = 50.0
+    with pytest.raises(RemoteError), held.request():
+        now[0] = 51.0
+        raise RemoteError("lost")
+    now[0] = 90.0
+    with held.request():
+        now[0] = 90.5
+    assert (held.facts()["requests"], held.facts()["seconds"]) == (4, 6.5)
+
+
+def test_one_run_keeps_half_of_the_cache_and_no_byte_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APRFMT_CACHE", str(tmp_path))
+    monkeypatch.setenv("APRFMT_CACHE_SIZE", "300")
+    cache = DiskCache()
+    cache.put("x", 0, memoryview(DATA)[:100])
+    cache.put("x", 100, memoryview(DATA)[100:150])
+    cache.put("x", 150, memoryview(DATA)[150:151])
+    cache.put("", 0, memoryview(b""))
+    kept = [cache.get("x", *place) for place in ((0, 100), (100, 150), (150, 151), (0, 99))]
+    assert [None if each is None else bytes(each) for each in kept] == [
+        DATA[:100], DATA[100:150], None, None,
+    ]  # fmt: skip

@@ -30,11 +30,18 @@ def adapter(zero: bool) -> Values:
     return made
 
 
-def stepped(before: Values, still: Callable[[str], bool]) -> Values:
-    """Return the factors after a first step of Adam; `still` says which do not move."""
+def gradients(before: Values) -> Values:
+    """Return gradients of the factors, of one size."""
     rng = np.random.default_rng(4)
     return {
-        name: w if still(name) else (w - LR * np.sign(rng.normal(size=w.shape))).astype(np.float32)
+        name: np.sign(rng.normal(size=w.shape)).astype(np.float32) for name, w in before.items()
+    }
+
+
+def stepped(before: Values, still: Callable[[str], bool]) -> Values:
+    """Return the factors after a first step of Adam; `still` says which do not move."""
+    return {
+        name: w if still(name) else (w - LR * gradients(before)[name]).astype(np.float32)
         for name, w in before.items()
     }
 

@@ -152,7 +152,7 @@ def momentum(after: dict[str, Any], stated: str) -> Made:
     )  # fmt: skip
 
 
-def in_bfloat16(lr: float, wd: float = WD) -> Values:
+def in_bfloat16(lr: float, wd: float = WD, scale: float = 1.0) -> Values:
     """Return a step of torch's AdamW on weights in bfloat16."""
 
     def make(torch: Any, parameters: list[Any]) -> Any:
@@ -160,7 +160,7 @@ def in_bfloat16(lr: float, wd: float = WD) -> Values:
         made.param_groups[0]["weight_decay"] = wd
         return made
 
-    return torch_steps(make, dtype="bfloat16")[0][0]
+    return torch_steps(make, dtype="bfloat16", scale=scale)[0][0]
 
 
 def frozen(*names: str) -> Values:
@@ -204,8 +204,8 @@ FAULTS = (
     StepFault("epsilon before the correction", "epsilon_place", lambda: given(stepped(
         lambda w, g: -LR * g / (np.abs(g) + EPS / np.sqrt(1 - B2))
         - (LR * WD * w if w.ndim > 1 else 0)))),
-    StepFault("another epsilon", "epsilon_value", lambda: given(stepped(
-        lambda w, g: -LR * g / (np.abs(g) + 1e-6) - (LR * WD * w if w.ndim > 1 else 0)))),
+    StepFault("another epsilon", "epsilon_value", lambda: second_step(
+        lambda name, w, m, v: -LR * (m / (1 - B1**3)) / (np.sqrt(v / (1 - B2**3)) + 1e-6))),
     StepFault("no decay", "decay_missing", lambda: given(stepped(decayed(0.0))), ALL - NORMS),
     StepFault("no decay, sizes", "decay_missing", lambda: Made(stepped(decayed(0.0))),
               ALL - NORMS),
@@ -239,6 +239,10 @@ FAULTS = (
               lambda: by_sgd(lambda name: (CLIP / (norm() + 1e-6)) ** 2, CLIP)),
     StepFault("clipped by tensor", "clip_by_tensor",
               lambda: by_sgd(lambda name: min(1.0, CLIP / (own_norm(name) + 1e-6)), CLIP)),
+    StepFault("a gradient of 8 times the size", "gradient_scaled",
+              lambda: given(torch_steps(adamw, scale=8.0)[0][0])),
+    StepFault("a gradient of 1/1024", "gradient_scaled",
+              lambda: given(torch_steps(adamw, scale=1 / 1024)[0][0])),
     StepFault("frozen", "frozen", lambda: given(frozen(Q1)), 1),
     StepFault("norms frozen", "frozen", lambda: given(frozen("model.norm.weight")), 1),
     StepFault("rows frozen", "rows_frozen", lambda: given(rows_frozen()), 1),
@@ -262,6 +266,9 @@ FAULTS = (
     StepFault("swallowed", "update_rounded_away", lambda: Made(
         in_bfloat16(1e-5), "adamw:lr=1e-5,wd=0.1,step=1", grads=gradients(1), encoding="BF16"),
         ALL - NORMS),
+    StepFault("swallowed, of a large gradient", "update_rounded_away", lambda: Made(
+        in_bfloat16(1e-5, scale=100.0), "adamw:lr=1e-5,wd=0.1,step=1", encoding="BF16",
+        grads={name: g * np.float32(100) for name, g in gradients(1).items()}), ALL - NORMS),
     StepFault("swallowed, sizes", "update_rounded_away", lambda: Made(
         in_bfloat16(2e-5), "adamw:lr=2e-5,wd=0.1,step=1", encoding="BF16"), ALL - NORMS),
     StepFault("decay swallowed", "decay_rounded_away", lambda: Made(
@@ -285,6 +292,25 @@ def later(**more: Any) -> Made:
     """Return a third step of AdamW with its state."""
     steps, state = torch_steps(adamw, 3)
     return Made(steps[2], f"adamw:lr={LR},wd={WD}", before=steps[1], state=state, **more)
+
+
+def before_it() -> Made:
+    """Return a third step with its gradients and the state of after the second."""
+    steps, _ = torch_steps(adamw, 3)
+    _, state = torch_steps(adamw, 2)
+    stated = f"adamw:lr={LR},wd={WD},step=3"
+    return Made(steps[2], stated, before=steps[1], grads=gradients(3), state=state)
+
+
+UNDECIDED: dict[str, Callable[[], Made]] = {
+    "a tenth of the rate or a correction, without decay": lambda: Made(
+        stepped(lambda w, g: right(w, g, LR / 10, 0.0)), f"adam:lr={LR},step=1",
+        grads=gradients(1)),
+    "ten times the gradient or a tenth of epsilon": lambda: given(
+        torch_steps(adamw, scale=10.0)[0][0]),
+    "no decay or a coupled one, all rows in use": lambda: Made(
+        stepped(decayed(0.0)) | {EMBED: stepped(right)[EMBED], HEAD: stepped(right)[HEAD]}),
+}  # fmt: skip
 
 
 def by_state(**settings: Any) -> Made:
@@ -312,6 +338,7 @@ INNOCENTS: dict[str, Callable[[], Made]] = {
     "clipped, and not said": lambda: Made(
         torch_steps(adamw, clip=1.0, scale=100.0)[0][0], STATED,
         grads={name: g * np.float32(100) for name, g in gradients(1).items()}),
+    "a third step by its gradients and the state of before it": lambda: before_it(),
     "amsgrad by its state": lambda: by_state(amsgrad=True),
     "bfloat16 beside float32, sizes": lambda: Made(
         finer(torch_steps(adamw)[0][0]), encoding="BF16"),

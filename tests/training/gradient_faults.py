@@ -47,6 +47,10 @@ class Computed:
         """Return one of them, float64."""
         return self.values[self.names[key]].astype(np.float64)
 
+    def rounding(self, key: str) -> float | None:
+        """Return None: nothing was measured."""
+        return None
+
 
 @dataclass(frozen=True)
 class GradientFault:

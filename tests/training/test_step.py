@@ -10,10 +10,11 @@ import pytest
 
 from aprfmt.causes import modules_of
 from aprfmt.errors import AprfmtError
+from aprfmt.training.memory import estimate_step
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
 from tests.training import adapters
-from tests.training.faults import FAULTS, INNOCENTS, STATED, StepFault
+from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
@@ -25,6 +26,7 @@ from tests.training.gradient_faults import (
 from tests.training.steps import (
     EMBED,
     HEAD,
+    HIDDEN,
     LR,
     WD,
     gradients,
@@ -43,6 +45,15 @@ def test_a_mistake_is_named_where_it_is(fault: StepFault, tmp_path: Path) -> Non
     assert [cause.cause for cause in report.causes] == [fault.cause]
     found = report.causes[0]
     assert (len(found.roles), found.level) == (fault.tensors, fault.level)
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_what_two_mistakes_give_is_not_confirmed(name: str, tmp_path: Path) -> None:
+    """Seen red: the correction of a moment confirmed where the rate was a tenth."""
+    report = UNDECIDED[name]().report(tmp_path)
+    assert report.exit_code == 1
+    assert [cause.level for cause in report.causes] == ["explained"]
+    assert "as well given by" in report.causes[0].says
 
 
 @pytest.mark.parametrize("name", INNOCENTS)
@@ -104,6 +115,23 @@ def test_the_first_step_of_an_adapter_moves_b_alone(tmp_path: Path) -> None:
     report = adapters.report_of(tmp_path, True, lambda name: "lora_A" in name)
     assert report.causes == () and report.exit_code == 0
     assert report.tensors[0].key == "L0.attn_q.weight.lora_a"
+
+
+def test_gradients_of_an_adapter_go_by_the_names_of_peft(tmp_path: Path) -> None:
+    """As named_parameters() has them, with the adapter's name in each. Seen red: without it."""
+    before = adapters.adapter(False)
+    named = {
+        name.replace(".weight", ".default.weight"): g
+        for name, g in adapters.gradients(before).items()
+    }
+    report = explain_step(
+        save(tmp_path / "base", weights(), "BF16"),
+        adapter=adapters.write(tmp_path / "before", before),
+        after=adapters.write(tmp_path / "after", adapters.stepped(before, lambda name: False)),
+        grads=[save_arrays(tmp_path / "g.npz", named)],
+        optimizer=f"adam:lr={LR},step=1",
+    )
+    assert report.exit_code == 0 and report.pronounced.says == "agrees, 8 tensors"
 
 
 @pytest.mark.parametrize(
@@ -198,13 +226,13 @@ def test_a_gradient_with_nan_is_a_difference(files: dict[str, Path], tmp_path: P
 
 
 def test_a_parameter_without_a_gradient_stays_open(files: dict[str, Path], tmp_path: Path) -> None:
-    """At a later step nothing says its update: it is in the denominator. Seen red: left out."""
+    """It is in the denominator, whatever all others are. Seen red: left out of the verdict."""
     g = {name: each for name, each in gradients(1).items() if name != HEAD}
     grads = save_arrays(tmp_path / "some.npz", g)
-    report = explain_step(
-        files["before"], after=files["after"], grads=[grads], optimizer="sgd:lr=1e9"
-    )
+    after = save(tmp_path / "after", stepped(lambda w, g: -0.5 * g), "F32")
+    report = explain_step(files["before"], after=after, grads=[grads], optimizer="sgd:lr=0.5")
     assert [row.key for row in report.tensors if row.verdict == "not compared"] == ["output.weight"]
+    assert report.exit_code == 2 and report.counts["agrees"] == 20
 
 
 def test_what_is_of_no_parameter_stays_open(files: dict[str, Path], tmp_path: Path) -> None:
@@ -252,3 +280,12 @@ def test_the_state_that_torch_saves_is_read_by_its_names(
     torch.save(state, tmp_path / "numbers.pt")
     with pytest.raises(AprfmtError, match=r"numbers.pt: names its parameters by numbers"):
         explain_step(files["before"], after=stepped_to, optimizer_state=tmp_path / "numbers.pt")
+
+
+def test_memory_is_that_of_a_piece_and_of_the_largest_gradient(files: dict[str, Path]) -> None:
+    """Said from headers; what was measured beside it stands in the benchmark of steps."""
+    plain = estimate_step(files["before"], files["after"])
+    given = estimate_step(files["before"], files["after"], arrays=[files["grads"]])
+    assert plain.parameters == 21
+    assert plain.read_bytes == 2 * sum(w.nbytes for w in weights().values())
+    assert given.peak_bytes - plain.peak_bytes == 16 * HIDDEN * HIDDEN

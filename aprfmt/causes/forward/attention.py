@@ -73,10 +73,12 @@ def scale_change(patched: PatchedModel, value: float) -> Change:
     """Return the change that puts another factor on the scores."""
     told = float(patched.hp["attn_scale"])
     return Change(
-        "attention_scale", f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
-        ("attn_scale",), lambda patched, layers: heads_changed(patched, layers, scale=value),
+        "attention_scale",
+        f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
+        ("attn_scale",),
+        lambda patched, layers: heads_changed(patched, layers, scale=value),
         {"attn_scale": value},
-    )  # fmt: skip
+    )
 
 
 def scale(case: Mismatch) -> Iterator[Change]:
@@ -202,8 +204,10 @@ def mappings(
     own = np.arange(n_heads) // (n_heads // n_kv)
     for mapping in chosen(own, n_kv):
         for what, keys, values in (
-            ("key and value", True, True), ("key", True, False), ("value", False, True),
-        ) if not np.array_equal(mapping, own) else ():  # fmt: skip
+            (("key and value", True, True), ("key", True, False), ("value", False, True))
+            if not np.array_equal(mapping, own)
+            else ()
+        ):
             yield Change(
                 "gqa_mapping",
                 f"query heads read {what} heads {', '.join(map(str, mapping.tolist()))}; they "
@@ -234,10 +238,12 @@ def _read_heads(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
         cap = call.args[2].softcap
         every = every if cap is None else cap * np.tanh(every / cap)
         known = known_entries(case)
-        away = np.array([
-            [rel_l2(every[h, g][known[h]], theirs[h][known[h]]) for g in range(n_kv)]
-            for h in range(n_heads)
-        ])  # fmt: skip
+        away = np.array(
+            [
+                [rel_l2(every[h, g][known[h]], theirs[h][known[h]]) for g in range(n_kv)]
+                for h in range(n_heads)
+            ]
+        )
         if (away.min(axis=1) > case.view.tolerance).any():
             return []
         chosen = [np.argmin(away, axis=1)]
@@ -322,17 +328,23 @@ def _chunks(case: Mismatch) -> Iterator[Change]:
 
     def change(size: int | None, reach: str) -> Change:
         return Change(
-            "sliding_window", f"attention reaches {reach}{says}", ("sliding_window",),
+            "sliding_window",
+            f"attention reaches {reach}{says}",
+            ("sliding_window",),
             lambda patched, layers: patched.with_hyper(sliding_window=size),
-            {"sliding_window": size}, scoped=False,
-        )  # fmt: skip
+            {"sliding_window": size},
+            scoped=False,
+        )
 
     yield change(None, "all earlier tokens")
     yield Change(
-        "sliding_window", f"attention reaches {told} tokens{says}", ("sliding_window",),
-        lambda patched, layers: patched.with_block(window="sliding"), {"window": "sliding"},
+        "sliding_window",
+        f"attention reaches {told} tokens{says}",
+        ("sliding_window",),
+        lambda patched, layers: patched.with_block(window="sliding"),
+        {"window": "sliding"},
         scoped=False,
-    )  # fmt: skip
+    )
     differ = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
     wide = case.attempt(change(None, ""))
     late = differ[:0]
@@ -376,9 +388,11 @@ def mask(case: Mismatch) -> Iterator[Change]:
         yield Change("mask", f"attention {says}", ("mask",), masked(pattern))
         return
     yield Change(
-        "mask", "attention is not causal: queries see later tokens", ("mask",),
+        "mask",
+        "attention is not causal: queries see later tokens",
+        ("mask",),
         masked(np.ones((n, n), np.bool_)),
-    )  # fmt: skip
+    )
     own = _causal(case) & ~np.eye(n, dtype=np.bool_)
     own[0, 0] = True
     yield Change("mask", "queries do not see their own token", ("mask",), masked(own))

@@ -51,8 +51,13 @@ def depends(later: str, earlier: str) -> bool:
         return True
     if b in ("v_mm", "v", "v_cache") and a in ("scores", "probs"):
         return False
-    return not any(a in side and b in other for group in BRANCHES
-                   for side in group for other in group if side is not other)  # fmt: skip
+    return not any(
+        a in side and b in other
+        for group in BRANCHES
+        for side in group
+        for other in group
+        if side is not other
+    )
 
 
 def is_used(case: Mismatch) -> bool:

@@ -45,12 +45,22 @@ def shared_experts(patched: PatchedModel) -> Iterator[Change]:
     if scale != 1:
         factors[scale] = f"is multiplied by the routed experts' factor {scale:g}, too"
     for factor, says in factors.items():
-        yield Change("moe_routing", f"the shared expert {says}", ("shared_expert",),
-                     _shared(factor), {"shared_expert": factor})  # fmt: skip
+        yield Change(
+            "moe_routing",
+            f"the shared expert {says}",
+            ("shared_expert",),
+            _shared(factor),
+            {"shared_expert": factor},
+        )
     if patched.spec.block.shared_expert != "plain":
         for says, gate in GATES.items():
-            yield Change("moe_routing", f"the shared expert's gate {says}",
-                         ("ffn_gate_inp_shexp",), _gated(gate), {"shared_gate": says})  # fmt: skip
+            yield Change(
+                "moe_routing",
+                f"the shared expert's gate {says}",
+                ("ffn_gate_inp_shexp",),
+                _gated(gate),
+                {"shared_gate": says},
+            )
 
 
 def _shared(factor: float) -> Any:
@@ -97,10 +107,12 @@ def capacity_change(capacity: int, *, by_weight: bool) -> Change:
     """Return the change to experts that take so many tokens only."""
     which = "those with the highest weights" if by_weight else "the first ones"
     return Change(
-        "moe_routing", f"an expert takes {capacity} tokens at most, {which}; the others are "
-        "dropped", ("expert_capacity",), _limited(capacity, by_weight),
+        "moe_routing",
+        f"an expert takes {capacity} tokens at most, {which}; the others are dropped",
+        ("expert_capacity",),
+        _limited(capacity, by_weight),
         {"expert_capacity": capacity, "kept": which},
-    )  # fmt: skip
+    )
 
 
 def _limited(capacity: int, by_weight: bool) -> Any:

@@ -80,19 +80,35 @@ def choices(patched: PatchedModel) -> Iterator[Change]:
         if count > 0 and count != told:
             says = f"an indexer chooses {count} keys; the model says {told}"
             yield hyper_change(CAUSE, says, index_topk=count)
-    yield _op("attention reads every key, not those that an indexer chooses", "index_topk",
-              "best_keys", _every)  # fmt: skip
+    yield _op(
+        "attention reads every key, not those that an indexer chooses",
+        "index_topk",
+        "best_keys",
+        _every,
+    )
     for by, where in ((1, "behind"), (-1, "before")):
-        yield _op(f"attention reads the key {where} each that an indexer chooses", "index_topk",
-                  "best_keys", _moved(by))  # fmt: skip
-    yield Change(CAUSE, "an indexer's queries and keys are not rotated", ("indexer",), _unrotated,
-                 {CAUSE: "not rotated"})  # fmt: skip
+        yield _op(
+            f"attention reads the key {where} each that an indexer chooses",
+            "index_topk",
+            "best_keys",
+            _moved(by),
+        )
+    yield Change(
+        CAUSE,
+        "an indexer's queries and keys are not rotated",
+        ("indexer",),
+        _unrotated,
+        {CAUSE: "not rotated"},
+    )
     other = "interleaved" if kind == "half" else "half"
     yield Change(
-        CAUSE, f"an indexer rotates pairs as {other}; the model's are {kind}", ("indexer",),
-        lambda patched, layers: patched.with_block(indexer=other), {"indexer": other},
+        CAUSE,
+        f"an indexer rotates pairs as {other}; the model's are {kind}",
+        ("indexer",),
+        lambda patched, layers: patched.with_block(indexer=other),
+        {"indexer": other},
         scoped=False,
-    )  # fmt: skip
+    )
     yield _op("an indexer's heads all weigh one", "indexer.proj", "index_scores", _alike)
     yield _op("an indexer's heads keep negative products", "indexer", "index_scores", _signed)
     yield _op("an indexer chooses the keys that score worst", "index_topk", "best_keys", _lowest)

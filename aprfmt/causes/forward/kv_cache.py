@@ -24,6 +24,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 Array = NDArray[Any]
+MOST = 64  # rows that are listed; those that are the tokens' own are no part of the change
 
 
 def _reading(keys: Array | None, values: Array | None) -> Any:
@@ -62,7 +63,7 @@ def cache_change(keys: Array | None, values: Array | None) -> Change:
         f"{what} are not the tokens' own: {says}",
         ("kv_cache",),
         _reading(keys, values),
-        {"rows": rows.tolist()[:64]},
+        {"rows": {str(token): int(rows[token]) for token in wrong[:MOST]}},
     )
 
 
@@ -72,8 +73,12 @@ def cache(case: Mismatch) -> Iterator[Change]:
         rows = _rows_held(case)
         if rows is not None:
             keys, values = (rows, None) if case.view.point == "k_cache" else (None, rows)
-            held = frozenset({case.view.key})
-            yield replace(cache_change(keys, values), drop=held, where=(case.view.key,))
+            held, found = frozenset({case.view.key}), cache_change(keys, values)
+            # The same rows of keys and of values are one fault in two places.
+            says = f"the cache's rows are not the tokens' own: {found.says.partition(': ')[2]}"
+            mine = case.view.mine
+            gives = np.where((rows >= 0).reshape(-1, *[1] * (mine.ndim - 1)), mine[rows], 0)
+            yield replace(found, says=says, drop=held, where=(case.view.key,), gives=gives)
         return
     scores, mix = case.call("scores"), case.call("mix")
     if scores is not None and case.exact(scores):

@@ -57,7 +57,7 @@ def _forgetting(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose tokens read what they wrote alone."""
 
     def override(op: Any, at: Any, v: Any, *rest: Any) -> Any:
-        step, rate, k, q, skip, state = rest
+        _, _, k, q, _, _ = rest
         read, after = op(v, *rest)
         alone = np.einsum("thd,thd->th", np.asarray(q), np.asarray(k))
         return (alone[..., None] * v).astype(read.dtype), after

@@ -55,10 +55,13 @@ def bias(case: Mismatch) -> Iterator[Change]:
     elif (times := _times(vector, found.bias, near)) is not None:
         often = "twice" if times == 2 else f"{times} times"
         yield Change(
-            "missing_bias", f"{name} is added {often}", (name,),
-            overlaid({name: (times * found.bias).astype(np.float32)}), {"times": times},
+            "missing_bias",
+            f"{name} is added {often}",
+            (name,),
+            overlaid({name: (times * found.bias).astype(np.float32)}),
+            {"times": times},
             scoped=False,
-        )  # fmt: skip
+        )
     elif len(away) > 1:
         yield Change(
             "stale_tensor",

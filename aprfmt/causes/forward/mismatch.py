@@ -16,6 +16,7 @@ from aprfmt.inference.replay.recorded_trace import NO_VALUES, RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass, shadow_point
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import BASE
+from aprfmt.measure.verdicts import Certainty
 
 Array = NDArray[Any]
 Layers = frozenset[int] | None  # None: all
@@ -33,6 +34,9 @@ class Change:
     keys of the trace that, by the hypothesis, were taken at another point or on other rows.
     `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
     an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
+    `most` is how sure it can make a cause: less where values that were taken elsewhere are given by
+    no relation, or in part.
+    `gives` is the point's value by the change, where the trace's own is dropped and no pass has it.
     """
 
     cause: str
@@ -44,6 +48,8 @@ class Change:
     drop: frozenset[str] = frozenset()
     general: bool = False
     earlier: bool = False
+    most: Certainty = "confirmed"
+    gives: Array | None = None
 
 
 def hyper_change(cause: str, says: str, **values: Any) -> Change:

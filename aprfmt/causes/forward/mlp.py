@@ -140,8 +140,13 @@ UPS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
 
 def shaped_change(words: str, how: Callable[[Any, Any, float], Any], value: float) -> Change:
     """Return the change of the activation by a number."""
-    return Change("activation", words.format(value), ("activation",), _shaped(how, value),
-                  {words.partition("{")[0].strip() or "added": value})  # fmt: skip
+    return Change(
+        "activation",
+        words.format(value),
+        ("activation",),
+        _shaped(how, value),
+        {words.partition("{")[0].strip() or "added": value},
+    )
 
 
 def _shaped(how: Callable[[Any, Any, float], Any], value: float) -> Any:
@@ -179,9 +184,12 @@ def _gated_by(how: Callable[[Any, Any, Any], Any]) -> Any:
 def clamped_up_change(limit: float) -> Change:
     """Return the change that clamps up."""
     return Change(
-        "activation", f"up is clamped at -{limit:g} and {limit:g}", ("activation",),
-        _gated_by(lambda op, act, up: op(act, np.clip(up, -limit, limit))), {"up": limit},
-    )  # fmt: skip
+        "activation",
+        f"up is clamped at -{limit:g} and {limit:g}",
+        ("activation",),
+        _gated_by(lambda op, act, up: op(act, np.clip(up, -limit, limit))),
+        {"up": limit},
+    )
 
 
 def shaped_activations(patched: PatchedModel) -> Iterator[Change]:
@@ -228,9 +236,12 @@ def _of_oss(patched: PatchedModel) -> Iterator[Change]:
         if alpha != told:
             limit = float(patched.hp["swiglu_limit"])
             yield Change(
-                "activation", f"the gate's gain is {alpha:g}; the model says {told:g}",
-                ("swiglu_alpha",), _clamped(limit, alpha), {"swiglu_alpha": alpha},
-            )  # fmt: skip
+                "activation",
+                f"the gate's gain is {alpha:g}; the model says {told:g}",
+                ("swiglu_alpha",),
+                _clamped(limit, alpha),
+                {"swiglu_alpha": alpha},
+            )
 
 
 def _oss(how: Callable[[Any, Any, float, float], Any]) -> Any:
@@ -289,8 +300,11 @@ def _solved(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change]:
                 if limit > 0:
                     near = [limit * (1 + 0.02 * k) for k in range(-10, 11)]
                     yield from case.best_number(_by_number(says, CLAMPS), near)
-    for at, tries in ((0, (-1.0, -0.5, -0.1, 0.1, 0.5, 1.0)), (2, (0.5, 0.8, 1.2, 1.702, 2.0)),
-                      (3, (0.5, 0.8, 1.2, 2.0))):  # fmt: skip
+    for at, tries in (
+        (0, (-1.0, -0.5, -0.1, 0.1, 0.5, 1.0)),
+        (2, (0.5, 0.8, 1.2, 1.702, 2.0)),
+        (3, (0.5, 0.8, 1.2, 2.0)),
+    ):
         yield from case.best_number(_by_number(words[at], NUMBERS), tries)
 
 

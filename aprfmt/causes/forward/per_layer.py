@@ -144,10 +144,20 @@ def copies(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes with several copies of the stream, and with cut gates."""
     if patched.spec.block.streams == "altup":
         yield from _of("altup", "altup_streams", COPIES)
-        yield Change("altup", "the copies are mixed by the transposed coefficients",
-                     ("altup_streams",), _transposed, {"altup": "transposed"})  # fmt: skip
-        yield Change("altup", "the router's result is not bent by tanh", ("altup_streams",),
-                     _unbent, {"altup": "no tanh"})  # fmt: skip
+        yield Change(
+            "altup",
+            "the copies are mixed by the transposed coefficients",
+            ("altup_streams",),
+            _transposed,
+            {"altup": "transposed"},
+        )
+        yield Change(
+            "altup",
+            "the router's result is not bent by tanh",
+            ("altup_streams",),
+            _unbent,
+            {"altup": "no tanh"},
+        )
     if any(patched.hp["ffn_sparsity"]):
         for says, make in (
             ("the gate is not cut", _whole_gate),
@@ -173,10 +183,15 @@ def sharing(patched: PatchedModel) -> Iterator[Change]:
             alike = kv_heads(hp, other) == kv_heads(hp, layer)
             if other != told and alike and head_dim(hp, other) == head_dim(hp, layer):
                 yield Change(
-                    "kv_sharing", f"L{layer} reads the keys and values of L{other}; by the model "
-                    f"those of L{told}", (f"L{layer}.own_kv_layers",), _reading(layer, other),
-                    {"layer": other}, scoped=False, earlier=True,
-                )  # fmt: skip
+                    "kv_sharing",
+                    f"L{layer} reads the keys and values of L{other}; by the model "
+                    f"those of L{told}",
+                    (f"L{layer}.own_kv_layers",),
+                    _reading(layer, other),
+                    {"layer": other},
+                    scoped=False,
+                    earlier=True,
+                )
 
 
 def _reading(reader: int, owner: int) -> Any:

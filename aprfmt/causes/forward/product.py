@@ -38,9 +38,14 @@ class Product:
         return self.theirs if self.bias is None else self.theirs - self.bias
 
     def using(
-        self, case: Mismatch, cause: str, says: str, w: Array, values: Mapping[str, Any] = NOTHING,
+        self,
+        case: Mismatch,
+        cause: str,
+        says: str,
+        w: Array,
+        values: Mapping[str, Any] = NOTHING,
         general: bool = False,
-    ) -> Change:  # fmt: skip
+    ) -> Change:
         """Return the change to other values [rows, columns] of the weight."""
         arrays = {self.key: w.reshape(case.patched.weights[self.key].shape)}
         return Change(

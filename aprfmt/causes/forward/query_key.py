@@ -47,15 +47,22 @@ def norms(case: Mismatch) -> Iterator[Change]:
     if not case.patched.hp["qk_norm"] or not late or case.layer < 0:
         return
     yield Change(
-        "qk_norm", "q and k are not normalised", ("qk_norm",),
-        lambda patched, layers: patched.with_hyper(qk_norm=False), {"qk_norm": False}, scoped=False,
-    )  # fmt: skip
+        "qk_norm",
+        "q and k are not normalised",
+        ("qk_norm",),
+        lambda patched, layers: patched.with_hyper(qk_norm=False),
+        {"qk_norm": False},
+        scoped=False,
+    )
     other, says = PLACES[block.qk_norm_place]
     yield Change(
-        "qk_norm", says, ("qk_norm",),
-        lambda patched, layers: patched.with_block(qk_norm_place=other), {"qk_norm_place": other},
+        "qk_norm",
+        says,
+        ("qk_norm",),
+        lambda patched, layers: patched.with_block(qk_norm_place=other),
+        {"qk_norm_place": other},
         scoped=False,
-    )  # fmt: skip
+    )
 
 
 def temperature(case: Mismatch) -> Iterator[Change]:
@@ -66,10 +73,13 @@ def temperature(case: Mismatch) -> Iterator[Change]:
     if case.view.point.endswith("_rope") or case.patched.points[f"L{case.layer}.q_attn"].alias_of:
         return
     yield Change(
-        "attention_scale", "queries have no factor that grows with the position",
-        ("temperature_scale",), lambda patched, layers: patched.with_hyper(temperature_scale=0.0),
-        {"temperature_scale": None}, scoped=False,
-    )  # fmt: skip
+        "attention_scale",
+        "queries have no factor that grows with the position",
+        ("temperature_scale",),
+        lambda patched, layers: patched.with_hyper(temperature_scale=0.0),
+        {"temperature_scale": None},
+        scoped=False,
+    )
     if case.view.point == "q_attn":
         yield from _grown(case)
 
@@ -107,8 +117,10 @@ def _change(patched: PatchedModel, length: int, scale: float) -> Change:
         f"queries grow by {scale:g} times a logarithm of the position over {length}; the model "
         f"says {told[1]:g} and {told[0]}",
         tuple(name for name, old in zip(values, told, strict=True) if values[name] != old),
-        lambda patched, layers: patched.with_hyper(**values), values, scoped=False,
-    )  # fmt: skip
+        lambda patched, layers: patched.with_hyper(**values),
+        values,
+        scoped=False,
+    )
 
 
 HYPOTHESES = (

@@ -88,8 +88,10 @@ def pairing_change(style: str, pairs: int = 0) -> Change:
         "rope_pairing",
         f"rope pairs {_pairing_words(other)}; the weights are laid out for {_pairing_words(style)}"
         + (", and the rotated vectors are recorded in that order" if pairs else ""),
-        ("rope_style",), restyled(other, pairs), {"rope_style": other},
-    )  # fmt: skip
+        ("rope_style",),
+        restyled(other, pairs),
+        {"rope_style": other},
+    )
 
 
 def backwards(case: Mismatch) -> Iterator[Change]:
@@ -106,9 +108,12 @@ def turned_back() -> Change:
         return op(x, (cos, -sin), **kwargs)
 
     return Change(
-        "rope_pairing", "rope turns backwards: the sine has the other sign", ("rope_style",),
-        lambda patched, layers: patched.with_op("rope", override, layers), {"sine": -1},
-    )  # fmt: skip
+        "rope_pairing",
+        "rope turns backwards: the sine has the other sign",
+        ("rope_style",),
+        lambda patched, layers: patched.with_op("rope", override, layers),
+        {"sine": -1},
+    )
 
 
 def _pairing_words(style: str) -> str:
@@ -149,9 +154,12 @@ def layers(case: Mismatch) -> Iterator[Change]:
     if still:
         for scope in scopes:
             rows = tuple(bool(x) or i in scope for i, x in enumerate(hp["rope_layers"]))
-            yield _in(scope, "{} rotate{}; {} should not", {"rotates": True},
-                      lambda patched, _, rows=rows:
-                      patched.with_hyper(rope_layers=rows))  # fmt: skip
+            yield _in(
+                scope,
+                "{} rotate{}; {} should not",
+                {"rotates": True},
+                lambda patched, _, rows=rows: patched.with_hyper(rope_layers=rows),
+            )
         return
     for other in kinds(patched):
         if other != kind:
@@ -162,8 +170,12 @@ def layers(case: Mismatch) -> Iterator[Change]:
                 "of layer"
             )
             for scope in scopes:
-                yield _in(scope, says, {"rope_theta": other[0], "scaled": other[1]},
-                          _here(turned(rope.inv_freq, rope.factor), scope))  # fmt: skip
+                yield _in(
+                    scope,
+                    says,
+                    {"rope_theta": other[0], "scaled": other[1]},
+                    _here(turned(rope.inv_freq, rope.factor), scope),
+                )
     found = rotation(case)
     if found is not None and not found.still:
         return
@@ -270,9 +282,12 @@ def partial_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
     rope = make(patched.hp.replaced(rope_dim=n), wanted, length_of(patched))
     told = int(patched.hp["rope_dim"])
     return Change(
-        "partial_rotary", f"{n} elements of each head are rotated; the model says {told}",
-        ("rope_dim",), turned(rope.inv_freq, rope.factor), {"rope_dim": n},
-    )  # fmt: skip
+        "partial_rotary",
+        f"{n} elements of each head are rotated; the model says {told}",
+        ("rope_dim",),
+        turned(rope.inv_freq, rope.factor),
+        {"rope_dim": n},
+    )
 
 
 def other_elements(patched: PatchedModel) -> Iterator[Change]:
@@ -289,9 +304,12 @@ def other_elements(patched: PatchedModel) -> Iterator[Change]:
     ):
         if len(set(at.tolist())) == n:
             yield Change(
-                "partial_rotary", f"{says}; the model says the first {n}", ("rope_dim",),
-                _rotating(at), {"elements": at.tolist()},
-            )  # fmt: skip
+                "partial_rotary",
+                f"{says}; the model says the first {n}",
+                ("rope_dim",),
+                _rotating(at),
+                {"elements": at.tolist()},
+            )
 
 
 def _rotating(at: Array) -> Any:
@@ -322,9 +340,12 @@ def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
         patched.hp.replaced(rope_theta=theta), kind._replace(theta=theta), length_of(patched)
     )
     return Change(
-        "rope_theta", f"rope's base is {theta:g}; the model says {kind[0]:g}", (name,),
-        turned(rope.inv_freq, rope.factor), {name: theta},
-    )  # fmt: skip
+        "rope_theta",
+        f"rope's base is {theta:g}; the model says {kind[0]:g}",
+        (name,),
+        turned(rope.inv_freq, rope.factor),
+        {name: theta},
+    )
 
 
 def theta(case: Mismatch) -> Iterator[Change]:
@@ -370,9 +391,12 @@ def unscaled(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
         make(patched.hp, kind._replace(scaled=False), length),
     )
     yield Change(
-        "rope_scaling", f"the scaling {told['type']} is left out", ("rope_scaling",),
-        turned(plain.inv_freq, 1.0), {"rope_scaling": None},
-    )  # fmt: skip
+        "rope_scaling",
+        f"the scaling {told['type']} is left out",
+        ("rope_scaling",),
+        turned(plain.inv_freq, 1.0),
+        {"rope_scaling": None},
+    )
     if own.factor != 1.0:
         yield Change(
             "rope_scaling",
@@ -386,13 +410,18 @@ def unscaled(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
 def divided_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Change:
     """Return the change that divides positions by a factor, in place of the model's own scaling."""
     plain = make(patched.hp, kind._replace(scaled=False), length_of(patched))
-    model = f"; the model says {_said(patched.hp['rope_scaling'])}" if kind[1] else (
-        ", which the model does not say")  # fmt: skip
+    model = (
+        f"; the model says {_said(patched.hp['rope_scaling'])}"
+        if kind[1]
+        else (", which the model does not say")
+    )
     return Change(
-        "rope_scaling", f"positions are divided by {factor:g}{model}", ("rope_scaling",),
+        "rope_scaling",
+        f"positions are divided by {factor:g}{model}",
+        ("rope_scaling",),
         turned(plain.inv_freq / np.float32(factor), 1.0),
         {"rope_scaling": {"type": "linear", "factor": factor}},
-    )  # fmt: skip
+    )
 
 
 def scaling(case: Mismatch) -> Iterator[Change]:

@@ -113,30 +113,47 @@ def mistakes(patched: PatchedModel) -> Iterator[tuple[str, Rule]]:
     hp, own = patched.hp, rule_of(patched.hp)
     corrected = any(key.endswith(".exp_probs_b.bias") for key in patched.weights)
     yield "the router's logits are the experts' weights", replace(own, weights="logits", sums=False)
-    yield ("the router's logits are the experts' weights, divided by their sum",
-           replace(own, weights="logits", sums=True))  # fmt: skip
+    yield (
+        "the router's logits are the experts' weights, divided by their sum",
+        replace(own, weights="logits", sums=True),
+    )
     if own.weights == "softmax of the chosen":
         for sums in (False, True):
             words = ", divided by their sum" if sums else ""
-            yield (f"the softmax is over all experts, not over the chosen ones{words}",
-                   replace(own, weights="scores", sums=sums))  # fmt: skip
+            yield (
+                f"the softmax is over all experts, not over the chosen ones{words}",
+                replace(own, weights="scores", sums=sums),
+            )
     else:
-        yield ("the weights are the softmax of the chosen experts' logits",
-               replace(own, weights="softmax of the chosen", sums=False))  # fmt: skip
+        yield (
+            "the weights are the softmax of the chosen experts' logits",
+            replace(own, weights="softmax of the chosen", sums=False),
+        )
         other: Scores = "sigmoid" if own.scores == "softmax" else "softmax"
         for sums in dict.fromkeys((own.sums, not own.sums)):
-            words = "" if sums == own.sums else (", divided by their sum" if sums else
-                                                 ", not divided by their sum")  # fmt: skip
-            yield (f"the scores are a {other}{words}; the model says {own.scores}",
-                   replace(own, scores=other, sums=sums))  # fmt: skip
-    yield ("the weights are a softmax of the chosen experts' scores: twice normalised",
-           replace(own, weights="softmax of the scores", sums=False))  # fmt: skip
+            words = (
+                ""
+                if sums == own.sums
+                else (", divided by their sum" if sums else ", not divided by their sum")
+            )
+            yield (
+                f"the scores are a {other}{words}; the model says {own.scores}",
+                replace(own, scores=other, sums=sums),
+            )
+    yield (
+        "the weights are a softmax of the chosen experts' scores: twice normalised",
+        replace(own, weights="softmax of the scores", sums=False),
+    )
     if corrected:
-        yield ("the correction for the choice of experts is in their weights, too",
-               replace(own, weights="biased"))  # fmt: skip
+        yield (
+            "the correction for the choice of experts is in their weights, too",
+            replace(own, weights="biased"),
+        )
         yield ("the correction is not added for the choice of experts", replace(own, biased=False))
-        yield ("the correction is in the experts' weights, which are not divided by their sum",
-               replace(own, weights="biased", sums=not own.sums))  # fmt: skip
+        yield (
+            "the correction is in the experts' weights, which are not divided by their sum",
+            replace(own, weights="biased", sums=not own.sums),
+        )
     yield from _rankings(hp, own)
     if float(hp["routed_scale"]) != 1:
         yield "the factor on the experts' weights is left out", replace(own, scaled=False)
@@ -153,8 +170,10 @@ def _rankings(hp: Mapping[str, Any], own: Rule) -> Iterator[tuple[str, Rule]]:
         return
     for groups, words in RANKED.items():
         if groups != own.groups:
-            yield (f"groups of experts are ranked by {words}; the model says by "
-                   f"{RANKED[own.groups]}", replace(own, groups=groups))  # fmt: skip
+            yield (
+                f"groups of experts are ranked by {words}; the model says by {RANKED[own.groups]}",
+                replace(own, groups=groups),
+            )
 
 
 def rule_changes(patched: PatchedModel) -> Iterator[Change]:

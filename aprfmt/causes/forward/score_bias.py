@@ -35,9 +35,12 @@ def added(how: Callable[[Any, Array], Any]) -> Any:
 def missing() -> Change:
     """Return the change to scores to which nothing is added for the distance."""
     return Change(
-        "positions", "nothing is added to the scores for the distance", ("scores",),
-        added(lambda scores, bias: scores), {"score_bias": None},
-    )  # fmt: skip
+        "positions",
+        "nothing is added to the scores for the distance",
+        ("scores",),
+        added(lambda scores, bias: scores),
+        {"score_bias": None},
+    )
 
 
 def _steps(heads: int, power: int, most: float) -> Array:
@@ -95,9 +98,12 @@ def score_biases(patched: PatchedModel) -> Iterator[Change]:
         return
     yield missing()
     yield Change(
-        "positions", "what is added to the scores for the distance is added twice", ("scores",),
-        added(lambda scores, bias: scores + 2 * bias), {"score_bias": "twice"},
-    )  # fmt: skip
+        "positions",
+        "what is added to the scores for the distance is added twice",
+        ("scores",),
+        added(lambda scores, bias: scores + 2 * bias),
+        {"score_bias": "twice"},
+    )
     own = _slopes_of(patched)
     if own is None:
         return
@@ -106,21 +112,34 @@ def score_biases(patched: PatchedModel) -> Iterator[Change]:
         if most != told:
             make = _sloped(patched, own, alibi_slopes(len(own), most))
             yield Change(
-                "positions", f"the slopes on distances end at 2^-{most:g}; the model says "
-                f"2^-{told:g}", ("alibi_max_bias",), make, {"alibi_max_bias": most},
-            )  # fmt: skip
+                "positions",
+                f"the slopes on distances end at 2^-{most:g}; the model says 2^-{told:g}",
+                ("alibi_max_bias",),
+                make,
+                {"alibi_max_bias": most},
+            )
     for says, taken in TAKEN.items():
         slopes = taken(own, told)
         if not np.allclose(slopes, own, rtol=1e-6):
-            yield Change("positions", f"the slopes on distances {says}", ("alibi_slopes",),
-                         _sloped(patched, own, slopes), {"alibi_slopes": says})  # fmt: skip
+            yield Change(
+                "positions",
+                f"the slopes on distances {says}",
+                ("alibi_slopes",),
+                _sloped(patched, own, slopes),
+                {"alibi_slopes": says},
+            )
     scale = float(patched.hp["attn_scale"])
     if scale != 1:
         says = "are multiplied by the scale of the scores, too"
         if patched.spec.block.score_bias == "alibi_keys":
             scale, says = 1 / scale, "are not multiplied by the scale of the scores"
-        yield Change("positions", f"the slopes on distances {says}", ("alibi_slopes",),
-                     _sloped(patched, own, own * scale), {"alibi_slopes": says})  # fmt: skip
+        yield Change(
+            "positions",
+            f"the slopes on distances {says}",
+            ("alibi_slopes",),
+            _sloped(patched, own, own * scale),
+            {"alibi_slopes": says},
+        )
 
 
 def score_bias(case: Mismatch) -> Iterator[Change]:
@@ -141,10 +160,14 @@ def score_bias(case: Mismatch) -> Iterator[Change]:
     slopes = own * ratio
     shown = ", ".join(f"{value:.4g}" for value in slopes[:6].tolist())
     yield Change(
-        "positions", f"the slopes on distances are {shown}{', ...' if len(own) > 6 else ''}; the "
-        f"model says {', '.join(f'{value:.4g}' for value in own[:6].tolist())}", ("alibi_slopes",),
-        _sloped(case.patched, own, slopes), {"alibi_slopes": slopes.tolist()}, general=True,
-    )  # fmt: skip
+        "positions",
+        f"the slopes on distances are {shown}{', ...' if len(own) > 6 else ''}; the "
+        f"model says {', '.join(f'{value:.4g}' for value in own[:6].tolist())}",
+        ("alibi_slopes",),
+        _sloped(case.patched, own, slopes),
+        {"alibi_slopes": slopes.tolist()},
+        general=True,
+    )
 
 
 HYPOTHESES = (

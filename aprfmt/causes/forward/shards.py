@@ -81,9 +81,12 @@ def _words(factors: Sequence[float]) -> str:
 
 def _change(name: str, roles: Sequence[str], factors: Sequence[float]) -> Change:
     return Change(
-        "tensor_parallel", f"in the sum of {name} over devices {_words(factors)}", tuple(roles),
-        weighted(roles, factors), {"shards": list(factors)},
-    )  # fmt: skip
+        "tensor_parallel",
+        f"in the sum of {name} over devices {_words(factors)}",
+        tuple(roles),
+        weighted(roles, factors),
+        {"shards": list(factors)},
+    )
 
 
 def _patterns() -> Iterator[tuple[float, ...]]:
@@ -112,9 +115,12 @@ def shard_tables(patched: PatchedModel) -> Iterator[Change]:
             for alone in (0, 1):
                 yield Change(
                     "tensor_parallel",
-                    f"of {key} only the rows of shard {alone} of 2 are there: {leaves}", (key,),
-                    _rows_of(key, alone), {"shard": alone}, scoped=False,
-                )  # fmt: skip
+                    f"of {key} only the rows of shard {alone} of 2 are there: {leaves}",
+                    (key,),
+                    _rows_of(key, alone),
+                    {"shard": alone},
+                    scoped=False,
+                )
 
 
 def _rows_of(key: str, alone: int) -> Any:
@@ -155,10 +161,12 @@ def shards(case: Mismatch) -> Iterator[Change]:
         if width % count:
             return
         size = width // count
-        parts = np.stack([
-            found.x[:, i * size : (i + 1) * size] @ w[:, i * size : (i + 1) * size].T
-            for i in range(count)
-        ]).astype(np.float64)  # fmt: skip
+        parts = np.stack(
+            [
+                found.x[:, i * size : (i + 1) * size] @ w[:, i * size : (i + 1) * size].T
+                for i in range(count)
+            ]
+        ).astype(np.float64)
         columns = parts[:, even].reshape(count, -1).T
         wanted = found.bare[even].astype(np.float64).reshape(-1)
         solved: Array = np.linalg.lstsq(columns, wanted, rcond=None)[0]

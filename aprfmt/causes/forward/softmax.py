@@ -88,9 +88,12 @@ def sums(patched: PatchedModel) -> Iterator[Change]:
     where = ("softmax",)
     if patched.spec.block.sinks:
         yield Change(
-            "softmax_reduction", "the softmax sums without the sinks", where,
-            lambda patched, layers: heads_changed(patched, layers, sinks=None), {"sinks": False},
-        )  # fmt: skip
+            "softmax_reduction",
+            "the softmax sums without the sinks",
+            where,
+            lambda patched, layers: heads_changed(patched, layers, sinks=None),
+            {"sinks": False},
+        )
     for tile in TILES:
         for name in SUMS if tile < len(patched.ids) else ():
             says = f"the softmax sums over {name.format(tile)}"

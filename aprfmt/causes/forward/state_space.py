@@ -189,10 +189,16 @@ def scans(patched: PatchedModel) -> Iterator[Change]:
     for says, gate in GATES.items():
         if "norm" not in says or (hp["ssm_norm"] and ("groups" not in says or grouped)):
             yield _change("ssm_gate", says, _gated(gate))
-    yield _change("ssm_state", "no state is carried: every token sees itself only",
-                  _restarted_every(1))  # fmt: skip
-    yield Change("activation", "the activation behind the convolution is left out", ("conv",),
-                 _linear, {"conv": "linear"})  # fmt: skip
+    yield _change(
+        "ssm_state", "no state is carried: every token sees itself only", _restarted_every(1)
+    )
+    yield Change(
+        "activation",
+        "the activation behind the convolution is left out",
+        ("conv",),
+        _linear,
+        {"conv": "linear"},
+    )
 
 
 def _change(cause: str, says: str, make: Any, **how: Any) -> Change:

@@ -70,21 +70,40 @@ def _offsets(patched: PatchedModel) -> Iterator[Usual]:
 def _kinds(patched: PatchedModel) -> Iterator[Usual]:
     layer = patched.spec.block.norm == "layer"
     does = ("keep", "keeps") if layer else ("take away", "takes away")
-    yield Usual(Change("norm_kind", f"the norms {does[0]} the mean of a row", ("norm",),
-                       other_kind(), {"mean": not layer}))  # fmt: skip
+    yield Usual(
+        Change(
+            "norm_kind",
+            f"the norms {does[0]} the mean of a row",
+            ("norm",),
+            other_kind(),
+            {"mean": not layer},
+        )
+    )
     if layer:
         for whole, what in (
             (True, "the root mean square of a row, its mean included"),
             (False, "the deviation of n - 1 values"),
         ):
-            yield Usual(Change("norm_kind", f"the norms divide by {what}", ("norm",),
-                               divided_otherwise(whole), {"divide_by": what}))  # fmt: skip
+            yield Usual(
+                Change(
+                    "norm_kind",
+                    f"the norms divide by {what}",
+                    ("norm",),
+                    divided_otherwise(whole),
+                    {"divide_by": what},
+                )
+            )
     for points in norm_places(patched):
         says = f"{norm_name(points)} {does[len(points) == 1]} the mean of a row"
-        yield Usual(Change(
-            "norm_kind", says, ("norm",),
-            other_kind(points), {"mean": not layer, "behind": points},
-        ))  # fmt: skip
+        yield Usual(
+            Change(
+                "norm_kind",
+                says,
+                ("norm",),
+                other_kind(points),
+                {"mean": not layer, "behind": points},
+            )
+        )
 
 
 def _skipped(patched: PatchedModel) -> Iterator[Usual]:
@@ -111,14 +130,35 @@ def _qk_norms(patched: PatchedModel) -> Iterator[Usual]:
     if not patched.hp["qk_norm"] or patched.spec.block.attention == "mla":
         return
     where = ("qk_norm",)
-    yield Usual(Change("qk_norm", "q and k are not normalised", where, passed_by(("v", "q_norm")),
-                       {"qk_norm": False}))  # fmt: skip
-    yield Usual(Change("qk_norm", "q and k are normalised after rope instead of before", where,
-                       normed_after_rope, {"after_rope": True}))  # fmt: skip
+    yield Usual(
+        Change(
+            "qk_norm",
+            "q and k are not normalised",
+            where,
+            passed_by(("v", "q_norm")),
+            {"qk_norm": False},
+        )
+    )
+    yield Usual(
+        Change(
+            "qk_norm",
+            "q and k are normalised after rope instead of before",
+            where,
+            normed_after_rope,
+            {"after_rope": True},
+        )
+    )
     wide = patched.spec.block.qk_norm == "width"
     says = "each head" if wide else "all heads together"
-    yield Usual(Change("qk_norm", f"q and k are normalised over {says}", where,
-                       normed_otherwise(not wide), {"whole_width": not wide}))  # fmt: skip
+    yield Usual(
+        Change(
+            "qk_norm",
+            f"q and k are normalised over {says}",
+            where,
+            normed_otherwise(not wide),
+            {"whole_width": not wide},
+        )
+    )
 
 
 # --- the stream ----------------------------------------------------------------------------------
@@ -132,20 +172,37 @@ def _residuals(patched: PatchedModel) -> Iterator[Usual]:
             ("before attention the norm's result", ("attn",)),
             ("before the MLP the norm's result", ("ffn",)),
         ):
-            yield Usual(Change(
-                "residual", f"{what} instead of its input is added to what a sublayer computed",
-                ("residual",), of_normed(halves), {"kept": "normed"},
-            ))  # fmt: skip
-    for point, what in (("attn_out", "attention"), ("ffn_out", "the MLP"), ("moe_out", "the MLP"),
-                        ("attn_contrib", "attention"), ("ffn_contrib", "the MLP")):  # fmt: skip
+            yield Usual(
+                Change(
+                    "residual",
+                    f"{what} instead of its input is added to what a sublayer computed",
+                    ("residual",),
+                    of_normed(halves),
+                    {"kept": "normed"},
+                )
+            )
+    for point, what in (
+        ("attn_out", "attention"),
+        ("ffn_out", "the MLP"),
+        ("moe_out", "the MLP"),
+        ("attn_contrib", "attention"),
+        ("ffn_contrib", "the MLP"),
+    ):
         if not any(key.endswith(f".{point}") for key in patched.points):
             continue
-        for keep, says in ((1, "replaces the stream instead of being added"),
-                           (0, "is not added to the stream")):  # fmt: skip
-            yield Usual(Change(
-                "residual", f"what {what} computed {says}", ("residual",), kept(point, keep, 0),
-                {"kept": "added" if keep else "stream"},
-            ))  # fmt: skip
+        for keep, says in (
+            (1, "replaces the stream instead of being added"),
+            (0, "is not added to the stream"),
+        ):
+            yield Usual(
+                Change(
+                    "residual",
+                    f"what {what} computed {says}",
+                    ("residual",),
+                    kept(point, keep, 0),
+                    {"kept": "added" if keep else "stream"},
+                )
+            )
 
 
 def _short(patched: PatchedModel) -> float:
@@ -215,14 +272,22 @@ def _weights(patched: PatchedModel) -> Iterator[Usual]:
     yield from each(tied(patched))
     stored = patched.stored
     for first, second in (("ffn_gate", "ffn_up"), ("attn_k", "attn_v")):
-        pairs = [(key, key.replace(first, second)) for key in stored
-                 if key.split(".")[-2:] == [first, "weight"]]  # fmt: skip
+        pairs = [
+            (key, key.replace(first, second))
+            for key in stored
+            if key.split(".")[-2:] == [first, "weight"]
+        ]
         pairs = [(a, b) for a, b in pairs if b in stored and stored[a].shape == stored[b].shape]
         if pairs:
-            yield Usual(Change(
-                "swapped_tensors", f"{first} and {second} are exchanged in every layer",
-                tuple(key for pair in pairs for key in pair), _exchanged(pairs), scoped=False,
-            ))  # fmt: skip
+            yield Usual(
+                Change(
+                    "swapped_tensors",
+                    f"{first} and {second} are exchanged in every layer",
+                    tuple(key for pair in pairs for key in pair),
+                    _exchanged(pairs),
+                    scoped=False,
+                )
+            )
 
 
 def _exchanged(pairs: list[tuple[str, str]]) -> Callable[[PatchedModel, Layers], PatchedModel]:
@@ -280,8 +345,14 @@ def _embedded(patched: PatchedModel) -> Iterator[Usual]:
     yield from each(type_rows(patched))
     table = patched.weights.get_role(None, "position_embd.weight")
     if table is not None:
-        yield Usual(zeroed("positions", "no position is added to the embedding",
-                           ("position_embd.weight",), patched))  # fmt: skip
+        yield Usual(
+            zeroed(
+                "positions",
+                "no position is added to the embedding",
+                ("position_embd.weight",),
+                patched,
+            )
+        )
 
 
 def _shards(patched: PatchedModel) -> Iterator[Usual]:

@@ -85,17 +85,24 @@ def _rotating(patched: PatchedModel) -> Iterator[Usual]:
         for other in every:
             if other != kind:
                 rope = make(patched.hp, other, length_of(patched))
-                yield Usual(Change(
-                    "rope_layers",
-                    f"layers rotate with base {other[0]:g}{' and scaling' if other[1] else ''}, "
-                    "which belongs to the other kind of layer",
-                    ("rope_layers",), turned(rope.inv_freq, rope.factor),
-                    {"rope_theta": other[0], "scaled": other[1]},
-                ), layers)  # fmt: skip
+                yield Usual(
+                    Change(
+                        "rope_layers",
+                        f"layers rotate with base {other[0]:g}"
+                        f"{' and scaling' if other[1] else ''}, which belongs to the other kind of "
+                        "layer",
+                        ("rope_layers",),
+                        turned(rope.inv_freq, rope.factor),
+                        {"rope_theta": other[0], "scaled": other[1]},
+                    ),
+                    layers,
+                )
     if every:
-        yield Usual(Change(
-            "rope_layers", "nothing is rotated", ("rope_layers",), unturned, {"rotates": False},
-        ))  # fmt: skip
+        yield Usual(
+            Change(
+                "rope_layers", "nothing is rotated", ("rope_layers",), unturned, {"rotates": False}
+            )
+        )
         if not all(patched.hp["rope_layers"]):
             yield hyper(
                 "rope_layers",
@@ -125,8 +132,11 @@ def _scales(patched: PatchedModel) -> Iterator[Usual]:
         if abs(value - told) > 1e-6 * told:
             yield Usual(scale_change(patched, value))
     if patched.hp["attn_scale_by_layer"]:
-        yield hyper("attention_scale", "scores are not divided by the layer's number",
-                    attn_scale_by_layer=False)  # fmt: skip
+        yield hyper(
+            "attention_scale",
+            "scores are not divided by the layer's number",
+            attn_scale_by_layer=False,
+        )
 
 
 def _caps(patched: PatchedModel) -> Iterator[Usual]:
@@ -138,8 +148,11 @@ def _caps(patched: PatchedModel) -> Iterator[Usual]:
             )
         for cap in (30.0, 50.0):
             if told is not None and cap != told:
-                yield hyper("softcap", f"{what} are capped at {cap:g}; the model says {told:g}",
-                            **{name: cap})  # fmt: skip
+                yield hyper(
+                    "softcap",
+                    f"{what} are capped at {cap:g}; the model says {told:g}",
+                    **{name: cap},
+                )
 
 
 def _windows(patched: PatchedModel) -> Iterator[Usual]:
@@ -157,22 +170,35 @@ def _windows(patched: PatchedModel) -> Iterator[Usual]:
                 "sliding_window", f"attention reaches {size} tokens{says}", sliding_window=size
             )
     if not all(own):
-        yield hyper("sliding_window", "every layer has the window; the model says only some",
-                    window_layers=(True,) * len(own))  # fmt: skip
+        yield hyper(
+            "sliding_window",
+            "every layer has the window; the model says only some",
+            window_layers=(True,) * len(own),
+        )
         flipped = tuple(not x for x in own)
-        yield hyper("sliding_window", "the window is in the layers that have none, and only there",
-                    window_layers=flipped)  # fmt: skip
+        yield hyper(
+            "sliding_window",
+            "the window is in the layers that have none, and only there",
+            window_layers=flipped,
+        )
         for shift in (1, -1):
             moved = own[shift:] + own[:shift]
             if moved not in (own, flipped):
-                yield hyper("sliding_window", "the layers with a window are counted from another "
-                            "layer", window_layers=moved)  # fmt: skip
+                yield hyper(
+                    "sliding_window",
+                    "the layers with a window are counted from another layer",
+                    window_layers=moved,
+                )
 
 
 def window_change(patched: PatchedModel, window: int) -> Usual:
     """Return the change that gives every layer of a model without windows one."""
-    return hyper("sliding_window", f"attention reaches {window} tokens; the model says all",
-                 sliding_window=window, window_layers=(True,) * patched.n_layers)  # fmt: skip
+    return hyper(
+        "sliding_window",
+        f"attention reaches {window} tokens; the model says all",
+        sliding_window=window,
+        window_layers=(True,) * patched.n_layers,
+    )
 
 
 def _masks(patched: PatchedModel) -> Iterator[Usual]:
@@ -191,9 +217,12 @@ def _sums(patched: PatchedModel) -> Iterator[Usual]:
 
 
 def _mappings(patched: PatchedModel) -> Iterator[Usual]:
-    return each(mappings(patched, lambda own, n_kv: [
-        np.arange(len(own)) % n_kv, own[::-1].copy(), np.zeros_like(own),
-    ]))  # fmt: skip
+    return each(
+        mappings(
+            patched,
+            lambda own, n_kv: [np.arange(len(own)) % n_kv, own[::-1].copy(), np.zeros_like(own)],
+        )
+    )
 
 
 def _caches(patched: PatchedModel) -> Iterator[Usual]:

@@ -72,9 +72,14 @@ def _blocked(case: Unequal) -> Iterator[tuple[Reader, Reader, str]]:
 
 
 def _guess(
-    case: Unequal, reader: Reader, other: Reader, read: Callable[["Array"], "Array"], cause: str,
-    says: tuple[str, ...], rows: "Array | None" = None,
-) -> Guess | None:  # fmt: skip
+    case: Unequal,
+    reader: Reader,
+    other: Reader,
+    read: Callable[["Array"], "Array"],
+    cause: str,
+    says: tuple[str, ...],
+    rows: "Array | None" = None,
+) -> Guess | None:
     """Return the guess if a few rows agree with it."""
     few = case.telling if rows is None else np.intersect1d(case.telling, rows)
     few = few[np.linspace(0, len(few) - 1, min(ROWS, len(few))).astype(np.int64)]

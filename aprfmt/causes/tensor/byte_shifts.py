@@ -76,11 +76,14 @@ def wrapped_offset(case: Unequal) -> Iterator[Finding]:
         at = begin + offset % wrap
         holder = next(
             (
-                each for each in stored
-                if each.path == tensor.path and each.info.offset <= at
+                each
+                for each in stored
+                if each.path == tensor.path
+                and each.info.offset <= at
                 and at + len(data) <= each.info.offset + each.info.nbytes
-            ), None,
-        )  # fmt: skip
+            ),
+            None,
+        )
         if holder is None:
             continue
         place = at - holder.info.offset

@@ -76,10 +76,14 @@ def runs(case: Unequal) -> Iterator[Finding]:
     if stale:
         general = f"{experts}: B holds 0 there, and was never filled"
     yield make_finding(
-        "stale_tensor" if stale else "bit_rot", (case.key,),
-        (general, f"{count} values in {len(found)} runs are not", *lines), case.before.relative,
-        0.0, made_on(count) if sure else None, confirmed=sure and len(found) <= SHOWN,
-    )  # fmt: skip
+        "stale_tensor" if stale else "bit_rot",
+        (case.key,),
+        (general, f"{count} values in {len(found)} runs are not", *lines),
+        case.before.relative,
+        0.0,
+        made_on(count) if sure else None,
+        confirmed=sure and len(found) <= SHOWN,
+    )
 
 
 def _flips(case: Unequal, found: list[list[int]]) -> list[str]:

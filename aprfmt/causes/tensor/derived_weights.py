@@ -105,8 +105,11 @@ def models(
 def _of_model(
     context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
-    matrices = [row for row in rows if row.shape_a is not None and len(row.shape_a) > 1
-                and row.shape_a == row.shape_b]  # fmt: skip
+    matrices = [
+        row
+        for row in rows
+        if row.shape_a is not None and len(row.shape_a) > 1 and row.shape_a == row.shape_b
+    ]
     open_ = [row for row in matrices if _open(row)]
     few = len(open_) < min(PAIR, len(matrices))
     if not open_:
@@ -161,8 +164,16 @@ def _change(pair: TensorPair) -> MatrixChange | None:
     unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
     pruned, of_four = _pruned(x, y)
     rank = 0 if pruned else _rank(delta, unit * norm)
-    return MatrixChange(pair.key, rank, norms.exact_norm(delta) / norm, _correlation(x, y), plain,
-                        experts, pruned, of_four)  # fmt: skip
+    return MatrixChange(
+        pair.key,
+        rank,
+        norms.exact_norm(delta) / norm,
+        _correlation(x, y),
+        plain,
+        experts,
+        pruned,
+        of_four,
+    )
 
 
 def _pruned(x: "Array", y: "Array") -> tuple[float, int]:
@@ -384,8 +395,11 @@ def _with_vectors(
     All of some kinds in some layers differ, by what is no function of their own values, and their
     values are related once the mean that norms share is taken away.
     """
-    vectors = [row for row in rows if row.shape_a is not None and len(row.shape_a) == 1
-               and row.shape_a == row.shape_b]  # fmt: skip
+    vectors = [
+        row
+        for row in rows
+        if row.shape_a is not None and len(row.shape_a) == 1 and row.shape_a == row.shape_b
+    ]
     open_ = [row for row in vectors if _open(row)]
     keys = [row.key for row in open_]
     every = {row.key for row in vectors}
@@ -432,12 +446,14 @@ def _vectors(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
     """Return the same explanation for the vectors that differ and that nothing explains."""
     return {
         row.key: replace(
-            like, where=(row.key,), evidence=like.evidence[:1],
+            like,
+            where=(row.key,),
+            evidence=like.evidence[:1],
             residual_before=None if row.stats is None else row.stats.rel_l2,
         )
         for row in rows
         if row.shape_a is not None and len(row.shape_a) == 1 and _open(row)
-    }  # fmt: skip
+    }
 
 
 HYPOTHESES = (

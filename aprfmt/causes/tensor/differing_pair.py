@@ -121,8 +121,16 @@ class Unequal:
             away = rest = stats.rel_l2 * stats.norm_a / max(norms) if max(norms) else 0.0
             if stats.max_abs_diff == float("inf"):
                 away = stats.max_abs_diff
-            return Distance(away, stats.changed, stats.count, stats.max_abs_diff, norms, 0, rest,
-                            stats.nonfinite)  # fmt: skip
+            return Distance(
+                away,
+                stats.changed,
+                stats.count,
+                stats.max_abs_diff,
+                norms,
+                0,
+                rest,
+                stats.nonfinite,
+            )
         return self.distance(self.a.take, self.b.take, None)
 
     @cached_property
@@ -185,15 +193,30 @@ class Unequal:
             relative = largest = float(np.inf)
         shape = self.shape if rows is None and prod(self.shape) == count else (count,)
         return Distance(
-            relative, changed, count, largest, (ll**0.5, rr**0.5), stray, rest, odd.result(shape),
+            relative,
+            changed,
+            count,
+            largest,
+            (ll**0.5, rr**0.5),
+            stray,
+            rest,
+            odd.result(shape),
             any(side.constant for side in extent),
-        )  # fmt: skip
+        )
 
     def guess(
-        self, cause: str, says: tuple[str, ...], label: str, take: Take, slack: float | None = None,
-        *, rows: "Array | None" = None, where: tuple[str, ...] = (), constant: bool = False,
+        self,
+        cause: str,
+        says: tuple[str, ...],
+        label: str,
+        take: Take,
+        slack: float | None = None,
+        *,
+        rows: "Array | None" = None,
+        where: tuple[str, ...] = (),
+        constant: bool = False,
         free: int = 0,
-    ) -> Guess:  # fmt: skip
+    ) -> Guess:
         """Return the guess that `take`, in the place of the side `label`, equals the other side.
 
         `slack` None is that of the pair; `constant` and `free` as in Guess.

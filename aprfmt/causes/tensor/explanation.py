@@ -87,9 +87,12 @@ def _with_numbers(case: Unequal, found: Finding | None) -> Finding | None:
         count = f"{odd.alone} value{' is' if odd.alone == 1 else 's are'} not finite then"
         evidence = (f"{found.evidence[0]}: {count}", *found.evidence[1:], odd.says())
         return replace(
-            found, cause="nonfinite", verdict=CAUSES["nonfinite"].verdict, says=evidence[0],
+            found,
+            cause="nonfinite",
+            verdict=CAUSES["nonfinite"].verdict,
+            says=evidence[0],
             evidence=evidence,
-        )  # fmt: skip
+        )
     says: tuple[str, ...]
     says = (
         f"{odd.side} is not finite where the other side is, or holds another such value",
@@ -224,9 +227,12 @@ def _compound(case: Unequal, found: Tried | None) -> Finding | None:
     # Both together give all of it, and what judges the second judges them.
     proof = replace(second[0].proof or made_on(case.before.changed), share=1.0)
     return replace(
-        found[0], evidence=said, residual_after=second[0].residual_after, confirmed=True,
+        found[0],
+        evidence=said,
+        residual_after=second[0].residual_after,
+        confirmed=True,
         proof=proof,
-    )  # fmt: skip
+    )
 
 
 def _reread(case: Unequal) -> Finding | None:

@@ -223,8 +223,11 @@ def _norms(layer: Layer) -> Iterator[Fold]:
             sources.append(f"{norm}.bias")
         layer.folded[weight] = layer.b[weight]
         chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
-        kept = tuple(role for role in chosen if layer.near(role, np.ones(1))
-                     and layer.apart(role, layer.a[role]) <= 1)  # fmt: skip
+        kept = tuple(
+            role
+            for role in chosen
+            if layer.near(role, np.ones(1)) and layer.apart(role, layer.a[role]) <= 1
+        )
         for role in chosen:
             if role not in kept:
                 layer.folded[role] = layer.folded[role] / factor
@@ -306,12 +309,16 @@ def _equal(layer: Layer, fold: Fold, roles: Sequence[str]) -> dict[str, Finding]
     line = f"{source} is divided by factors, and the columns of {readers} multiplied by them"
     return {
         layer.start + role: make_finding(
-            fold.cause, (layer.start + role,), (text, line),
-            layer.distance(role, layer.a[role]), layer.distance(role, layer.folded[role]),
+            fold.cause,
+            (layer.start + role,),
+            (text, line),
+            layer.distance(role, layer.a[role]),
+            layer.distance(role, layer.folded[role]),
             layer.proof(fold),
         )
-        for role in roles if layer.apart(role, layer.a[role]) > 1
-    }  # fmt: skip
+        for role in roles
+        if layer.apart(role, layer.a[role]) > 1
+    }
 
 
 def _partial(layer: Layer, fold: Fold) -> dict[str, Finding]:
@@ -322,11 +329,15 @@ def _partial(layer: Layer, fold: Fold) -> dict[str, Finding]:
     )
     return {
         layer.start + role: make_finding(
-            "partial_fold", (layer.start + role,), (text,), layer.distance(role, layer.a[role]),
-            layer.distance(role, layer.folded[role]), layer.proof(fold),
+            "partial_fold",
+            (layer.start + role,),
+            (text,),
+            layer.distance(role, layer.a[role]),
+            layer.distance(role, layer.folded[role]),
+            layer.proof(fold),
         )
         for role in (*fold.sources, *fold.readers)
-    }  # fmt: skip
+    }
 
 
 def _kept(layer: Layer, changed: set[str]) -> dict[str, Finding]:
@@ -341,9 +352,13 @@ def _kept(layer: Layer, changed: set[str]) -> dict[str, Finding]:
             continue
         for label, factor in (("B", gain), ("A", 1 / gain)):
             chosen = [f"{role}.weight" for role in readers if layer.has(f"{role}.weight")]
-            held = [role for role in chosen if layer.near(role, factor)
-                    and layer.apart(role, layer.a[role] * factor) <= 1
-                    and layer.nearer(role, layer.a[role] * factor)]  # fmt: skip
+            held = [
+                role
+                for role in chosen
+                if layer.near(role, factor)
+                and layer.apart(role, layer.a[role] * factor) <= 1
+                and layer.nearer(role, layer.a[role] * factor)
+            ]
             text = (
                 f"{label}'s products hold the weights of the norms that they read, which were not "
                 "set to one there"

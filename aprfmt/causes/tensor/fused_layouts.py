@@ -75,9 +75,12 @@ def _stacked(
     # canonical number of row r of the fused expert e
     starts = np.cumsum([0, *(size for _, size in parts)]).tolist()
     rows = np.concatenate(
-        [starts[i] + np.arange(outer)[:, None] * size + np.arange(size)
-         for i, (_, size) in enumerate(inner)], axis=1,
-    )  # fmt: skip
+        [
+            starts[i] + np.arange(outer)[:, None] * size + np.arange(size)
+            for i, (_, size) in enumerate(inner)
+        ],
+        axis=1,
+    )
     places = inverse(rows.reshape(-1))
     for text, order in orders(inner, kv_heads):
         moved = rows[:, order].reshape(outer * count)

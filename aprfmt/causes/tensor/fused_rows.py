@@ -164,8 +164,10 @@ def _order(
 
 def _named(context: PairContext, family: FusedRoles, case: Unequal, at: "Array") -> RowOrder | None:
     assert isinstance(case.a, JoinedRows)
-    parts = [(name, reader.rows) for (_, name), reader in
-             zip(family.of("weight"), case.a.readers, strict=True)]  # fmt: skip
+    parts = [
+        (name, reader.rows)
+        for (_, name), reader in zip(family.of("weight"), case.a.readers, strict=True)
+    ]
     shape = case.a.readers[0].shape
     outer = shape[0] if len(shape) == 3 else 1
     kv = next(iter(case.sizes("n_kv_heads")), 0) if family.heads else 0
@@ -185,17 +187,21 @@ def _named(context: PairContext, family: FusedRoles, case: Unequal, at: "Array")
     if by:
         text = f"cut {abs(by)} row{'s' if abs(by) > 1 else ''} too {'late' if by > 0 else 'early'}"
         return RowOrder(
-            "row_offset", f"[{' '.join(name for name, _ in parts)}]: {text}", at,
+            "row_offset",
+            f"[{' '.join(name for name, _ in parts)}]: {text}",
+            at,
             (segments(case.a, at),),
-        )  # fmt: skip
+        )
     return None
 
 
 def _slid(pool: JoinedRows, at: "Array") -> int:
     """Return k if every part that moved is cut k rows further on; 0 if not."""
     away = at - np.arange(len(at))
-    parts = [np.unique(away[start:stop]) for start, stop in zip(pool.starts, pool.starts[1:],
-                                                                strict=False)]  # fmt: skip
+    parts = [
+        np.unique(away[start:stop])
+        for start, stop in zip(pool.starts, pool.starts[1:], strict=False)
+    ]
     if any(len(part) > 1 for part in parts):
         return 0
     moved = {int(part[0]) for part in parts} - {0}

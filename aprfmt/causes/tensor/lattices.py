@@ -116,8 +116,10 @@ def codes() -> tuple[Code, ...]:
         *(Code(f"codes of {bits} bits", whole(bits)) for bits in (2, 3)),
         Code("E2M1 codes", of(f4.CODEC.values)),
         Code("codes of 4 bits", whole(4)),
-        *(Code(f"codes of {bits} bits above a minimum", np.arange(2.0**bits), True)
-          for bits in (2, 4)),
+        *(
+            Code(f"codes of {bits} bits above a minimum", np.arange(2.0**bits), True)
+            for bits in (2, 4)
+        ),
         Code("NF4 codes", of(nf4.CODEC.code), full=True),
         Code("FP4 codes", of(fp4.CODEC.code), full=True),
         Code("IQ4_NL codes", of(iq4_nl.VALUES), full=True),
@@ -126,7 +128,7 @@ def codes() -> tuple[Code, ...]:
         Code("E5M2 codes", of(fp8.E5M2.values), full=True),
         Code("E4M3 codes", of(fp8.E4M3.values), full=True),
         Code("codes of 8 bits", whole(8)),
-    )  # fmt: skip
+    )
 
 
 def groupings(rows: int, columns: int) -> Iterator[Grouping]:

@@ -63,9 +63,14 @@ def lost_bits(case: Unequal) -> Iterator[Finding]:
             rest = sum(8 * (stop - start) // row.block_size for start, stop in places.values())
             proof = Proof(case.before.count, 1.0, 0, _digits(bits, rest - bits))
             yield make_finding(
-                "bit_rot", (case.key,), says, case.before.relative, None,
-                None if alone else proof, confirmed=not alone,
-            )  # fmt: skip
+                "bit_rot",
+                (case.key,),
+                says,
+                case.before.relative,
+                None,
+                None if alone else proof,
+                confirmed=not alone,
+            )
 
 
 def _digits(lost: int, left: int) -> float:

@@ -72,12 +72,23 @@ def misplaced(case: Unequal) -> Iterator[Guess | Finding]:
     if len(known) < len(moved):
         part = f"{len(known)} of the {len(moved)} rows that differ; the others stand nowhere in A"
         yield make_finding(
-            "wrong_rows", (case.key, *others), (text, part, *lines), case.before.relative, None,
-            None, confirmed=False,
-        )  # fmt: skip
+            "wrong_rows",
+            (case.key, *others),
+            (text, part, *lines),
+            case.before.relative,
+            None,
+            None,
+            confirmed=False,
+        )
         return
-    yield case.guess("wrong_rows", (text, *lines), "A", lambda rows: pool.take(at[rows]),
-                     where=(case.key, *others), free=len(known))  # fmt: skip
+    yield case.guess(
+        "wrong_rows",
+        (text, *lines),
+        "A",
+        lambda rows: pool.take(at[rows]),
+        where=(case.key, *others),
+        free=len(known),
+    )
 
 
 def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:

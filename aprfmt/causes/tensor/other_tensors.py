@@ -133,8 +133,14 @@ def _renamed(case: Unequal, label: str, mine: Reader, key: str, other: Reader) -
         if exchanged
         else (f"{told}'s {case.key} equals {there}'s {key}")
     )
-    return case.guess(cause, (text, more), there, other.take, noise(mine.encoding, other.encoding),
-                      where=(case.key, key))  # fmt: skip
+    return case.guess(
+        cause,
+        (text, more),
+        there,
+        other.take,
+        noise(mine.encoding, other.encoding),
+        where=(case.key, key),
+    )
 
 
 def _same_sample(x: Reader, y: Reader) -> bool:

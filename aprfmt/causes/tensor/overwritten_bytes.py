@@ -72,11 +72,14 @@ def ranges(case: Unequal) -> Iterator[Finding]:
     if known and len(known) < len(spans):
         text += f"; of {len(known)} it is known with what"
     yield make_finding(
-        "bit_rot", (case.key,),
+        "bit_rot",
+        (case.key,),
         ("all other bytes are equal: damage or an edit, no transformation", text, *lines, *more),
-        case.before.relative, 0.0, made_on(total) if len(known) == len(spans) else None,
+        case.before.relative,
+        0.0,
+        made_on(total) if len(known) == len(spans) else None,
         confirmed=sure,
-    )  # fmt: skip
+    )
 
 
 def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Finding]:
@@ -139,9 +142,13 @@ def _columns(case: Unequal) -> Iterator[Finding]:
     )
     text = f"{shown}: B holds 0 there, in every row, and was never filled"
     yield make_finding(
-        "stale_tensor", (case.key,), (text, f"the other {columns - len(chosen)} columns are equal"),
-        case.before.relative, 0.0, made_on(case.before.changed),
-    )  # fmt: skip
+        "stale_tensor",
+        (case.key,),
+        (text, f"the other {columns - len(chosen)} columns are equal"),
+        case.before.relative,
+        0.0,
+        made_on(case.before.changed),
+    )
 
 
 def _line(case: Unequal, span: ByteSpan, b: RunBytes) -> str:

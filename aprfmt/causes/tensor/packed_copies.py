@@ -127,9 +127,21 @@ def _copies(case: Unequal) -> Iterator[Copy]:
             )
             grouping, codes = grouping_of(lattice), _codes(reader)
             yield Copy(
-                case, source, reader, x, y, lattice, grouping, reader.encoding, whose, False,
-                _bits(codes), rows, _scales(lattice, grouping, codes), finite,
-            )  # fmt: skip
+                case,
+                source,
+                reader,
+                x,
+                y,
+                lattice,
+                grouping,
+                reader.encoding,
+                whose,
+                False,
+                _bits(codes),
+                rows,
+                _scales(lattice, grouping, codes),
+                finite,
+            )
             continue
         made = _scheme_of_one_side(case, x, y, source, reader) if finite else None
         if made is None and finite and reader.columns % FLAT and not x.size % FLAT:
@@ -138,9 +150,21 @@ def _copies(case: Unequal) -> Iterator[Copy]:
         if made is not None:
             name = made.name if plain(reader) else f"{reader.encoding}: {made.name}"
             yield Copy(
-                case, source, reader, x, y, made.lattice, made.grouping, name, whose,
-                plain(reader), made.code.bits, rows, made.scales.reshape(-1), True,
-            )  # fmt: skip
+                case,
+                source,
+                reader,
+                x,
+                y,
+                made.lattice,
+                made.grouping,
+                name,
+                whose,
+                plain(reader),
+                made.code.bits,
+                rows,
+                made.scales.reshape(-1),
+                True,
+            )
 
 
 def plain(reader: Reader) -> bool:

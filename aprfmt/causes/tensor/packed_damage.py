@@ -63,11 +63,16 @@ def damaged_parts(case: Unequal) -> Iterator[Finding]:
     if not found or len(a.parts) != len(b.parts):
         return
     yield make_finding(
-        "bit_rot", (case.key,),
-        ("all other bytes of its parts are equal: damage or an edit, no transformation",
-         *(run.says() for run in found)),
-        case.before.relative, 0.0, None,
-    )  # fmt: skip
+        "bit_rot",
+        (case.key,),
+        (
+            "all other bytes of its parts are equal: damage or an edit, no transformation",
+            *(run.says() for run in found),
+        ),
+        case.before.relative,
+        0.0,
+        None,
+    )
 
 
 def _runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:

@@ -33,11 +33,21 @@ def faults(case: Unequal) -> Iterator[Finding]:
             yield from packed_parts.read_otherwise(copy)
         except AprfmtError:
             pass  # parts that cannot be read in another way either
-        for find in () if not copy.finite else (
-            packed_codes.zero_points, packed_codes.signs, packed_scales.scales,
-            packed_codes.variants, packed_codes.order_of_inputs, packed_scales.minima,
-            packed_scales.above_minima, packed_codes.own_zero_points, packed_scales.columns,
-        ):  # fmt: skip
+        for find in (
+            ()
+            if not copy.finite
+            else (
+                packed_codes.zero_points,
+                packed_codes.signs,
+                packed_scales.scales,
+                packed_codes.variants,
+                packed_codes.order_of_inputs,
+                packed_scales.minima,
+                packed_scales.above_minima,
+                packed_codes.own_zero_points,
+                packed_scales.columns,
+            )
+        ):
             yield from find(copy)
 
 

@@ -187,8 +187,9 @@ def codes_alone(copy: Copy) -> Iterator[Finding]:
         return
     bare = [
         replace(one, scale=None, offset=None, factor=None).decode().reshape(weight.shape)
-        for one, weight in zip(laid, weights, strict=True) if one is not None
-    ]  # fmt: skip
+        for one, weight in zip(laid, weights, strict=True)
+        if one is not None
+    ]
     codes = np.asarray(view.undone(list(bare)), np.float64).reshape(-1, copy.x.shape[-1])
     rows = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
     if not np.array_equal(codes[rows], copy.x) or np.ptp(copy.x) == 0:

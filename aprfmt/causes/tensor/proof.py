@@ -43,9 +43,18 @@ def make_finding(
     """
     verdict = verdict_of(cause, () if after is None else (after,))
     return Finding(
-        cause, evidence[0], "tensor", verdict, tuple(where), confirmed, residual_before=before,
-        residual_after=after, of="stored values", proof=proof, evidence=tuple(evidence),
-    )  # fmt: skip
+        cause,
+        evidence[0],
+        "tensor",
+        verdict,
+        tuple(where),
+        confirmed,
+        residual_before=before,
+        residual_after=after,
+        of="stored values",
+        proof=proof,
+        evidence=tuple(evidence),
+    )
 
 
 def verdict_of(cause: str, after: Sequence[float]) -> Verdict:

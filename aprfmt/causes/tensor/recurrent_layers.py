@@ -54,9 +54,14 @@ def initial(case: Unequal) -> Iterator[Finding]:
         if len(values) > 2 and np.allclose(values, np.log(np.arange(1, len(values) + 1)), 1e-2):
             text = f"{label} holds log(1), log(2), ...: what training begins with, never filled"
             yield make_finding(
-                "stale_tensor", (case.key,), (text,), case.before.relative, None, None,
+                "stale_tensor",
+                (case.key,),
+                (text,),
+                case.before.relative,
+                None,
+                None,
                 confirmed=False,
-            )  # fmt: skip
+            )
             return
 
 

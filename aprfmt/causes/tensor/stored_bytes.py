@@ -80,8 +80,13 @@ def dtype_mislabel(case: Unequal) -> Iterator[Guess]:
                 continue
             second = SIXTEEN[1 - SIXTEEN.index(first)]
             says = f"{told}'s values are {label}'s {first} bits read as {second}"
-            yield case.guess("dtype_mislabel", (says,), label, _misread(side, first, second),
-                             noise(second, other.encoding))  # fmt: skip
+            yield case.guess(
+                "dtype_mislabel",
+                (says,),
+                label,
+                _misread(side, first, second),
+                noise(second, other.encoding),
+            )
     for label, side, other in (("B", b, a), ("A", a, b)):
         for name in _siblings(side):
             if name == other.encoding and side.row_bytes == other.row_bytes:
@@ -309,9 +314,14 @@ def _damage(
     first = (text, "all other bytes are equal") if named else (general, text)
     proof = made_on(case.before.changed) if confirmed else None
     return make_finding(
-        "bit_rot", (case.key,), (*first, *more), case.before.relative, 0.0, proof,
+        "bit_rot",
+        (case.key,),
+        (*first, *more),
+        case.before.relative,
+        0.0,
+        proof,
         confirmed=confirmed,
-    )  # fmt: skip
+    )
 
 
 def _element(case: Unequal, at: int) -> tuple[int, ...]:

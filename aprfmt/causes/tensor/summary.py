@@ -60,12 +60,15 @@ def measured(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
         if row.stats is not None and row.stats.nonfinite is not None
     }
     return replace(
-        finding, verdict=verdict_of(finding.cause, after), keys=tuple(row.key for row in rows),
+        finding,
+        verdict=verdict_of(finding.cause, after),
+        keys=tuple(row.key for row in rows),
         where=tuple(dict.fromkeys(key for row in made for key in row.where)),
-        residual_before=max(before, default=None), residual_after=max(after, default=None),
+        residual_before=max(before, default=None),
+        residual_after=max(after, default=None),
         values={"evidence": [list(row.evidence) for row in made[:8]]}
         | ({"nonfinite": odd} if odd else {}),
-    )  # fmt: skip
+    )
 
 
 def _detail(rows: Sequence[TensorDiff]) -> str:

@@ -268,9 +268,13 @@ def _equal(
     more = f"{len(moved)} of {len(order)} {unit}s moved" + (f": {shown}" if shown else "")
     sample = b.take(np.arange(min(b.rows, FEW)))
     return make_finding(
-        symmetry.cause, (case.key,), (symmetry.says, more), case.before.relative,
-        after.relative, prove_values(sample, after.count, len(order), slack),
-    )  # fmt: skip
+        symmetry.cause,
+        (case.key,),
+        (symmetry.says, more),
+        case.before.relative,
+        after.relative,
+        prove_values(sample, after.count, len(order), slack),
+    )
 
 
 HYPOTHESES = (

@@ -9,23 +9,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer import pre_tokenizer, special_ids, vocabulary_lists
-from aprfmt.causes.tokenizer.effect import ENGINE, Bench, Effect, SideLabel, effects, split_effect
 from aprfmt.causes.tokenizer.file_places import EXCHANGED
-from aprfmt.causes.tokenizer.part_exchange import TokenizerParts, parts_of, without_merges
-from aprfmt.causes.tokenizer.probe_texts import piece_texts, plain_text, special_texts_of, texts_for
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.conversations import lacking
 from aprfmt.tokenizer.engine_defaults import healed_types
-from aprfmt.tokenizer.hf_engine import HfEngine
-from aprfmt.tokenizer.isolated import engine_of_text
 from aprfmt.tokenizer.keys import CONTROL
-from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import Stated, stated
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
@@ -47,7 +40,6 @@ _LISTED = (
     vocabulary_lists.scores, pre_tokenizer.options, special_ids.roles, special_ids.framing,
     special_ids.template, special_ids.generation, special_ids.configured,
 )  # fmt: skip
-_BY_PIECES = {"pre_tokenizer", "normalizer", "merges", "scores", "options"}
 COMPARED = (
     "pieces, types, merges or scores, splitting, special ids, BOS and EOS, chat template, "
     "generation settings"
@@ -153,6 +145,9 @@ def between(mine: Stated, theirs: Stated) -> TokensReport:
     checked = (f"tokenizer: {COMPARED}",)
     if not found:
         return TokensReport(notes=still, checked=checked, remarks=_unnamed(mine, theirs))
+    from aprfmt.causes.tokenizer.effect import ENGINE, measure_effects, split_alike
+    from aprfmt.causes.tokenizer.part_exchange import without_merges
+
     mine, theirs = without_merges(mine), without_merges(theirs)
     unseen: list[Difference] = []
     missing: tuple[str, ...] = ()
@@ -166,7 +161,7 @@ def between(mine: Stated, theirs: Stated) -> TokensReport:
         unsure = []
     found = [row for row in found if row not in unsure and row not in unseen]
     findings = [replace(row, probed=False) for row in unseen if row not in unsure]
-    findings += _measured(mine, theirs, found) if found else []
+    findings += measure_effects(mine, theirs, found) if found else []
     kept = tuple(row for row in findings if row.shown or row.sure)
     notes = tuple(row for row in findings if row not in kept)
     return TokensReport(kept, (*still, *notes), _unnamed(mine, theirs), checked, missing)
@@ -184,20 +179,6 @@ def _kinds(a: Stated, b: Stated) -> str:
     return " and ".join(dict.fromkeys(names)) + ", which aprfmt does not split by"
 
 
-def split_alike(a: Stated, b: Stated) -> bool:
-    """Say whether scores and a tokenizer.json, each read in its own way, split all probes alike."""
-    files, lists = (b, a) if a.lists else (a, b)
-    if files.data is None or not lists.lists or lists.vocabulary.scores is None:
-        return False
-    if lists.vocabulary.kind != "spm" or lists.vocabulary.merges is not None:
-        return False
-    texts = texts_for(a, b)
-    own = engine_of_text(files.carried.tokenizer_json() or "", files.carried.origin)
-    own.add(files.added)
-    other = SpmEngine(lists.vocabulary, lists.carried.where)
-    return all(own.encode(text, False, True) == other.encode(text, False, True) for text in texts)
-
-
 def _differences(a: Stated, b: Stated) -> Iterator[Difference]:
     """Yield the listed differences, without those that an earlier one includes."""
     held: set[str] = set()
@@ -208,106 +189,6 @@ def _differences(a: Stated, b: Stated) -> Iterator[Difference]:
             if len(row.parts) > 3:
                 held |= set(row.parts)
             yield row
-
-
-def _measured(a: Stated, b: Stated, found: Sequence[Difference]) -> list[Difference]:
-    """Return each difference with its effect on the probes."""
-    groups = [row.parts for row in found]
-    listed = {name for group in groups for name in group}
-    splits = bool(listed & set(ENGINE))
-    mine, theirs = parts_of(a, b, engine=splits), parts_of(b, a, engine=splits)
-    texts = texts_for(a, b) if splits else []
-    theirs |= {name: mine[name] for name in mine if name not in listed and name not in ENGINE}
-    where = b.carried.where
-    special = special_texts_of(texts, a, b)
-    bench = Bench(texts, special, where, encodes=splits)
-    every = effects(bench, mine, theirs, groups)
-    unseen = any(
-        not effect.labels and _BY_PIECES & set(group)
-        for effect, group in zip(every, groups, strict=True)
-    )
-    if unseen:
-        tokens = dict.fromkeys((*a.vocabulary.tokens, *b.vocabulary.tokens))
-        also = piece_texts(map(plain_text, tokens))
-        bench = Bench(texts, special, where, also)
-        every = effects(bench, mine, theirs, groups)
-    every = [
-        split_effect(bench, mine, theirs, row.parts)
-        if row.cause == "pre_tokenizer" and row.sure and not effect.labels
-        else effect
-        for row, effect in zip(found, every, strict=True)
-    ]
-    return [
-        replace(
-            row,
-            shown=effect.shown,
-            before=effect.before,
-            after=effect.after,
-            example=_example(bench, mine, theirs, effect),
-        )
-        for row, effect in zip(found, every, strict=True)
-    ]
-
-
-# --- what a probe shows, in words ------------------------------------------------------------
-
-
-def _example(bench: Bench, a: TokenizerParts, b: TokenizerParts, effect: Effect) -> tuple[str, ...]:
-    """Return what both sides make of the first probe that shows a difference; () without one."""
-    for label in sorted(effect.labels, key=_telling):
-        kind, text = label
-        if kind in ("text", "as text"):
-            both = [_splits(bench, parts, text, kind == "text") for parts in (a, b)]
-            if both[0] != both[1]:
-                return tuple(f"{shorten(repr(text), 80)} is {said}" for said in both)
-        if kind == "words":
-            shown = [_words(bench, parts, text) for parts in (a, b)]
-            return tuple(f"{shorten(repr(text), 80)} is {said}" for said in shown)
-        if kind == "chat":
-            x, y = (_answer(bench, parts, text) for parts in (a, b))
-            at = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q),
-                      min(len(x), len(y)))  # fmt: skip
-            start = max(0, at - 20)
-            return tuple(f"{text} is ...{said[start : at + 60]!r}" for said in (x, y))
-    return ()
-
-
-def _answer(bench: Bench, parts: TokenizerParts, name: str) -> str:
-    every = bench.chats(parts)
-    status, text = every.get(name) or next(iter(every.values()), ("none", "no template"))
-    return text if status == "ok" else f"({status}: {text})"
-
-
-def _telling(label: SideLabel) -> tuple[int, int]:
-    """Return the order of labels: texts before chats, short ones first."""
-    kinds = ("text", "as text", "words", "chat", "tokenizer")
-    rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
-    return rank, len(label[1]) if rank < 3 else 0
-
-
-def _splits(bench: Bench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
-    engine = bench.engine(parts)
-    if engine is None:
-        return "nothing"
-    ids = engine.encode(text, False, parse_special)
-    shown = "|".join(_readable(engine.token(i) or f"[{i}]") for i in ids[:40])
-    return f"{shown}{'|...' if len(ids) > 40 else ''} ({len(ids)} ids: {_few(ids)})"
-
-
-def _words(bench: Bench, parts: TokenizerParts, text: str) -> str:
-    engine = bench.engine(parts)
-    assert isinstance(engine, HfEngine)
-    found = engine.words(text)
-    shown = "|".join(map(_readable, found[:40]))
-    return f"{shown}{'|...' if len(found) > 40 else ''} ({len(found)} words before merging)"
-
-
-def _readable(token: str) -> str:
-    return repr(plain_text(token) or token)[1:-1]
-
-
-def _few(ids: Sequence[int]) -> str:
-    return " ".join(map(str, ids[:8])) + (" ..." if len(ids) > 8 else "")
 
 
 # --- a template and its own vocabulary, a file and the tokenizer.json in it ------------------

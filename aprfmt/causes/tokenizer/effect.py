@@ -2,17 +2,21 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from aprfmt.base.text_escape import shorten
 from aprfmt.causes.tokenizer.part_exchange import (
     SCORED,
     TokenizerParts,
     control_ids,
     exchanged,
+    parts_of,
     vocabulary_of,
 )
+from aprfmt.causes.tokenizer.probe_texts import piece_texts, plain_text, special_texts_of, texts_for
 from aprfmt.causes.tokenizer.special_ids import SAMPLING
+from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.conversations import rendered
@@ -20,8 +24,10 @@ from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
 from aprfmt.tokenizer.keys import IDS
 from aprfmt.tokenizer.spm import SpmEngine
+from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import stop_ids
 
+_BY_PIECES = {"pre_tokenizer", "normalizer", "merges", "scores", "options"}
 ENGINE = ("pieces", "merges", "scores", "added", "normalizer", "pre_tokenizer", "options")
 SideLabel = tuple[str, str]
 Readings = dict[SideLabel, Any]
@@ -203,3 +209,117 @@ def words(bench: Bench, parts: TokenizerParts) -> Readings:
 
 def _share(labels: Sequence[SideLabel], reference: Readings) -> float:
     return len(labels) / max(1, len(reference))
+
+
+def measure_effects(a: Stated, b: Stated, found: Sequence[Difference]) -> list[Difference]:
+    """Return each difference with its effect on the probes."""
+    groups = [row.parts for row in found]
+    listed = {name for group in groups for name in group}
+    splits = bool(listed & set(ENGINE))
+    mine, theirs = parts_of(a, b, engine=splits), parts_of(b, a, engine=splits)
+    texts = texts_for(a, b) if splits else []
+    theirs |= {name: mine[name] for name in mine if name not in listed and name not in ENGINE}
+    where = b.carried.where
+    special = special_texts_of(texts, a, b)
+    bench = Bench(texts, special, where, encodes=splits)
+    every = effects(bench, mine, theirs, groups)
+    unseen = any(
+        not effect.labels and _BY_PIECES & set(group)
+        for effect, group in zip(every, groups, strict=True)
+    )
+    if unseen:
+        tokens = dict.fromkeys((*a.vocabulary.tokens, *b.vocabulary.tokens))
+        also = piece_texts(map(plain_text, tokens))
+        bench = Bench(texts, special, where, also)
+        every = effects(bench, mine, theirs, groups)
+    every = [
+        split_effect(bench, mine, theirs, row.parts)
+        if row.cause == "pre_tokenizer" and row.sure and not effect.labels
+        else effect
+        for row, effect in zip(found, every, strict=True)
+    ]
+    return [
+        replace(
+            row,
+            shown=effect.shown,
+            before=effect.before,
+            after=effect.after,
+            example=_example(bench, mine, theirs, effect),
+        )
+        for row, effect in zip(found, every, strict=True)
+    ]
+
+
+# --- what a probe shows, in words ------------------------------------------------------------
+
+
+def _example(bench: Bench, a: TokenizerParts, b: TokenizerParts, effect: Effect) -> tuple[str, ...]:
+    """Return what both sides make of the first probe that shows a difference; () without one."""
+    for label in sorted(effect.labels, key=_telling):
+        kind, text = label
+        if kind in ("text", "as text"):
+            both = [_splits(bench, parts, text, kind == "text") for parts in (a, b)]
+            if both[0] != both[1]:
+                return tuple(f"{shorten(repr(text), 80)} is {said}" for said in both)
+        if kind == "words":
+            shown = [_words(bench, parts, text) for parts in (a, b)]
+            return tuple(f"{shorten(repr(text), 80)} is {said}" for said in shown)
+        if kind == "chat":
+            x, y = (_answer(bench, parts, text) for parts in (a, b))
+            at = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q),
+                      min(len(x), len(y)))  # fmt: skip
+            start = max(0, at - 20)
+            return tuple(f"{text} is ...{said[start : at + 60]!r}" for said in (x, y))
+    return ()
+
+
+def _answer(bench: Bench, parts: TokenizerParts, name: str) -> str:
+    every = bench.chats(parts)
+    status, text = every.get(name) or next(iter(every.values()), ("none", "no template"))
+    return text if status == "ok" else f"({status}: {text})"
+
+
+def _telling(label: SideLabel) -> tuple[int, int]:
+    """Return the order of labels: texts before chats, short ones first."""
+    kinds = ("text", "as text", "words", "chat", "tokenizer")
+    rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
+    return rank, len(label[1]) if rank < 3 else 0
+
+
+def _splits(bench: Bench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
+    engine = bench.engine(parts)
+    if engine is None:
+        return "nothing"
+    ids = engine.encode(text, False, parse_special)
+    shown = "|".join(_readable(engine.token(i) or f"[{i}]") for i in ids[:40])
+    return f"{shown}{'|...' if len(ids) > 40 else ''} ({len(ids)} ids: {_few(ids)})"
+
+
+def _words(bench: Bench, parts: TokenizerParts, text: str) -> str:
+    engine = bench.engine(parts)
+    assert isinstance(engine, HfEngine)
+    found = engine.words(text)
+    shown = "|".join(map(_readable, found[:40]))
+    return f"{shown}{'|...' if len(found) > 40 else ''} ({len(found)} words before merging)"
+
+
+def _readable(token: str) -> str:
+    return repr(plain_text(token) or token)[1:-1]
+
+
+def _few(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids[:8])) + (" ..." if len(ids) > 8 else "")
+
+
+def split_alike(a: Stated, b: Stated) -> bool:
+    """Say whether scores and a tokenizer.json, each read in its own way, split all probes alike."""
+    files, lists = (b, a) if a.lists else (a, b)
+    if files.data is None or not lists.lists or lists.vocabulary.scores is None:
+        return False
+    if lists.vocabulary.kind != "spm" or lists.vocabulary.merges is not None:
+        return False
+    texts = texts_for(a, b)
+    own = engine_of_text(files.carried.tokenizer_json() or "", files.carried.origin)
+    own.add(files.added)
+    other = SpmEngine(lists.vocabulary, lists.carried.where)
+    return all(own.encode(text, False, True) == other.encode(text, False, True) for text in texts)

@@ -54,15 +54,21 @@ def _from_json(side: Stated) -> TokenizerParts:
     vocab = model["vocab"]
     if isinstance(vocab, Mapping):
         vocab = {token: i for i, token in enumerate(side.vocabulary.tokens)}
-    rest = {key: value for key, value in model.items()
-            if key not in ("vocab", "merges", "ignore_merges")}  # fmt: skip
+    rest = {
+        key: value
+        for key, value in model.items()
+        if key not in ("vocab", "merges", "ignore_merges")
+    }
     rest.setdefault("type", {"bpe": "BPE", "spm": "BPE"}.get(side.vocabulary.kind, ""))
     return {
-        "pieces": vocab, "merges": pairs, "scores": None, "added": side.added,
+        "pieces": vocab,
+        "merges": pairs,
+        "scores": None,
+        "added": side.added,
         "normalizer": side.data.get("normalizer"),
         "pre_tokenizer": (side.data.get("pre_tokenizer"), bool(model.get("ignore_merges"))),
         "options": rest,
-    }  # fmt: skip
+    }
 
 
 def _from_lists(side: Stated) -> TokenizerParts:
@@ -71,15 +77,20 @@ def _from_lists(side: Stated) -> TokenizerParts:
         return _scored(side)
     data = tokenizer_json(side.vocabulary, side.carried.where)
     model = data["model"]
-    rest = {key: value for key, value in model.items()
-            if key not in ("vocab", "merges", "ignore_merges")}  # fmt: skip
+    rest = {
+        key: value
+        for key, value in model.items()
+        if key not in ("vocab", "merges", "ignore_merges")
+    }
     return {
-        "pieces": model["vocab"], "merges": model["merges"], "scores": None,
+        "pieces": model["vocab"],
+        "merges": model["merges"],
+        "scores": None,
         "added": data["added_tokens"],
         "normalizer": data["normalizer"] if side.vocabulary.kind == "spm" else None,
         "pre_tokenizer": (data["pre_tokenizer"], bool(model.get("ignore_merges"))),
         "options": rest,
-    }  # fmt: skip
+    }
 
 
 SCORED = "scores"  # the type of a vocabulary that joins by scores; SpmEngine reads it as it is
@@ -88,10 +99,14 @@ SCORED = "scores"  # the type of a vocabulary that joins by scores; SpmEngine re
 def _scored(side: Stated) -> TokenizerParts:
     own = side.vocabulary
     return {
-        "pieces": own.tokens, "merges": None, "scores": own.scores, "added": own.types,
-        "normalizer": own.add_space_prefix, "pre_tokenizer": None,
+        "pieces": own.tokens,
+        "merges": None,
+        "scores": own.scores,
+        "added": own.types,
+        "normalizer": own.add_space_prefix,
+        "pre_tokenizer": None,
         "options": {"type": SCORED, "unk": own.ids.get("unk"), "rstrip": own.rstrip},
-    }  # fmt: skip
+    }
 
 
 def vocabulary_of(parts: TokenizerParts) -> Vocabulary:
@@ -103,9 +118,16 @@ def vocabulary_of(parts: TokenizerParts) -> Vocabulary:
         scores = [*scores[:count], *[0.0] * (count - len(scores))]
     unk = parts["options"]["unk"]
     return Vocabulary(
-        "spm", parts["pieces"], kinds, None, scores, "", {} if unk is None else {"unk": unk},
-        add_space_prefix=parts["normalizer"], rstrip=parts["options"]["rstrip"],
-    )  # fmt: skip
+        "spm",
+        parts["pieces"],
+        kinds,
+        None,
+        scores,
+        "",
+        {} if unk is None else {"unk": unk},
+        add_space_prefix=parts["normalizer"],
+        rstrip=parts["options"]["rstrip"],
+    )
 
 
 def control_ids(parts: TokenizerParts) -> dict[str, int]:

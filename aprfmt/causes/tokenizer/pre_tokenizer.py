@@ -69,10 +69,15 @@ def kind(a: Stated, b: Stated) -> Iterator[Difference]:
             if label == "B" and own == x and b.lists and b.carried.model.key_style == "gguf":
                 mend = _named_kind(a, b, own)
     yield Difference(
-        "kind", "tokenizer_model",
+        "kind",
+        "tokenizer_model",
         ("options", "pieces", "merges", "scores", "added", "pre_tokenizer", "normalizer"),
-        (*place(b, "kind"), *place(a, "kind")), says, x, y, mend=mend,
-    )  # fmt: skip
+        (*place(b, "kind"), *place(a, "kind")),
+        says,
+        x,
+        y,
+        mend=mend,
+    )
 
 
 def _named_kind(a: Stated, b: Stated, kind: str) -> tuple[str, ...]:
@@ -96,8 +101,15 @@ def options(a: Stated, b: Stated) -> Iterator[Difference]:
     if apart:
         says = ", ".join(f"{key} {left.get(key)!r} in A, {right.get(key)!r} in B" for key in apart)
         where = tuple(f"tokenizer.json: model.{key}" for key in apart)
-        yield Difference("model", "tokenizer_model", ("options",), where, says,
-                         str(left.get(apart[0])), str(right.get(apart[0])))  # fmt: skip
+        yield Difference(
+            "model",
+            "tokenizer_model",
+            ("options",),
+            where,
+            says,
+            str(left.get(apart[0])),
+            str(right.get(apart[0])),
+        )
 
 
 def prefix(a: Stated, b: Stated) -> Iterator[Difference]:
@@ -108,10 +120,14 @@ def prefix(a: Stated, b: Stated) -> Iterator[Difference]:
     stated = b.carried.flag("add_space_prefix") if b.lists else True
     absent = " (the key is missing: true is the default)" if b.lists and stated is None else ""
     yield Difference(
-        "add_space_prefix", "space_prefix", ("normalizer", "pre_tokenizer"),
+        "add_space_prefix",
+        "space_prefix",
+        ("normalizer", "pre_tokenizer"),
         (*place(b, "prefix"), *place(a, "prefix")),
-        f"a blank before the text: {x} in A, {y} in B{absent}", x, y,
-    )  # fmt: skip
+        f"a blank before the text: {x} in A, {y} in B{absent}",
+        x,
+        y,
+    )
 
 
 def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
@@ -121,9 +137,16 @@ def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
     where = (*place(b, "pre"), *place(a, "pre"))
     if left == right and left is not None:
         if x != y:
-            yield Difference("pre", "pre_tokenizer", ("pre_tokenizer",), where,
-                             f"{x} in A, {y} in B, which split alike", x, y,
-                             still=True)  # fmt: skip
+            yield Difference(
+                "pre",
+                "pre_tokenizer",
+                ("pre_tokenizer",),
+                where,
+                f"{x} in A, {y} in B, which split alike",
+                x,
+                y,
+                still=True,
+            )
         return
     if left is None and right is None and x == y:
         return
@@ -131,10 +154,15 @@ def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
     if _merging(left, right):  # every piece's own text is a probe: none shows it, or it has effect
         where, known = (where[0], "ignore_merges", *where[1:]), False
     yield Difference(
-        "pre", "pre_tokenizer", ("pre_tokenizer",), where,
-        f"A splits by {x}, B by {y}{_missing(b)}", x, y,
+        "pre",
+        "pre_tokenizer",
+        ("pre_tokenizer",),
+        where,
+        f"A splits by {x}, B by {y}{_missing(b)}",
+        x,
+        y,
         sure=known or not (across(a, b) or _merging(left, right)),
-    )  # fmt: skip
+    )
 
 
 def _merging(left: Splitting | None, right: Splitting | None) -> bool:
@@ -186,9 +214,15 @@ def metaspace(a: Stated, b: Stated) -> Iterator[Difference]:
         if side.data is not None
     )
     if left != right and a.vocabulary.add_space_prefix == b.vocabulary.add_space_prefix:
-        yield Difference("pre", "pre_tokenizer", ("pre_tokenizer", "normalizer"), place(b, "pre"),
-                         f"A splits by {said(left)}, B by {said(right)}", str(left),
-                         str(right))  # fmt: skip
+        yield Difference(
+            "pre",
+            "pre_tokenizer",
+            ("pre_tokenizer", "normalizer"),
+            place(b, "pre"),
+            f"A splits by {said(left)}, B by {said(right)}",
+            str(left),
+            str(right),
+        )
 
 
 def normalizer(a: Stated, b: Stated) -> Iterator[Difference]:
@@ -198,10 +232,15 @@ def normalizer(a: Stated, b: Stated) -> Iterator[Difference]:
         return
     shown = [", ".join(step for step, _ in side) or "none" for side in (left, right)]
     yield Difference(
-        "normalizer", "normalizer", ("normalizer",), (*place(b, "normalizer"),
-        *place(a, "normalizer")), f"normalised by {shown[0]} in A, by {shown[1]} in B",
-        shown[0], shown[1], sure=not across(a, b),
-    )  # fmt: skip
+        "normalizer",
+        "normalizer",
+        ("normalizer",),
+        (*place(b, "normalizer"), *place(a, "normalizer")),
+        f"normalised by {shown[0]} in A, by {shown[1]} in B",
+        shown[0],
+        shown[1],
+        sure=not across(a, b),
+    )
 
 
 def _normalizing(side: Stated, other: Stated) -> tuple[tuple[str, str], ...]:

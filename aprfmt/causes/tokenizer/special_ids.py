@@ -71,11 +71,15 @@ def roles(a: Stated, b: Stated) -> Iterator[Difference]:
                 continue
         shown = [_told(side, role, i) for side, i in ((a, x), (b, y))]
         yield Difference(
-            f"{role}_id", "special_ids", (f"role:{role}",),
+            f"{role}_id",
+            "special_ids",
+            (f"role:{role}",),
             (*place(b, f"role:{role}"), *place(a, f"role:{role}")),
-            f"{role} is {shown[0]} in A, {shown[1]} in B{_taken_does(b, role)}", x, y,
+            f"{role} is {shown[0]} in A, {shown[1]} in B{_taken_does(b, role)}",
+            x,
+            y,
             mend=_mend(a, b, role, x),
-        )  # fmt: skip
+        )
 
 
 def _in_effect(side: Stated, other: Stated, role: str) -> int | None:
@@ -145,9 +149,16 @@ def configured(a: Stated, b: Stated) -> Iterator[Difference]:
         found = a.vocabulary.ids.get(role) != b.vocabulary.ids.get(role)
         if x is None or y is None or id_list(x) == id_list(y) or found:
             continue
-        yield Difference(f"config.{key}", "special_ids", (f"config:{role}",),
-                         (f"config.json: {key}",), f"{key} of config.json is {x} in A, {y} in B",
-                         str(x), str(y), still=role == "eos" and a.stops == b.stops)  # fmt: skip
+        yield Difference(
+            f"config.{key}",
+            "special_ids",
+            (f"config:{role}",),
+            (f"config.json: {key}",),
+            f"{key} of config.json is {x} in A, {y} in B",
+            str(x),
+            str(y),
+            still=role == "eos" and a.stops == b.stops,
+        )
 
 
 def framing(a: Stated, b: Stated) -> Iterator[Difference]:
@@ -175,9 +186,16 @@ def framing(a: Stated, b: Stated) -> Iterator[Difference]:
             (f"{key}={json.dumps(x)}",) if b.lists and b.carried.model.key_style == "gguf" else ()
         )
         yield Difference(
-            cause, cause, parts, (*place(b, part), *place(a, part)), says, x, y, still=unsaid,
+            cause,
+            cause,
+            parts,
+            (*place(b, part), *place(a, part)),
+            says,
+            x,
+            y,
+            still=unsaid,
             mend=mend,
-        )  # fmt: skip
+        )
 
 
 FrameIds = tuple[int | str, ...]
@@ -272,9 +290,16 @@ def template(a: Stated, b: Stated) -> Iterator[Difference]:
             f"B {said(y[at : at + 40])}"
         )
         says += "; both are one program, spelled otherwise" * spelled
-    yield Difference("chat_template", "chat_template", ("template",), where, says,
-                     None if x is None else f"{len(x)} characters",
-                     None if y is None else f"{len(y)} characters", still=spelled)  # fmt: skip
+    yield Difference(
+        "chat_template",
+        "chat_template",
+        ("template",),
+        where,
+        says,
+        None if x is None else f"{len(x)} characters",
+        None if y is None else f"{len(y)} characters",
+        still=spelled,
+    )
 
 
 def generation(a: Stated, b: Stated) -> Iterator[Difference]:
@@ -291,18 +316,25 @@ def generation(a: Stated, b: Stated) -> Iterator[Difference]:
         if left.get(key, default) != right.get(key, default)
     ]
     apart += [
-        key for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-        if left.get(key) is not None and right.get(key) is not None
+        key
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if left.get(key) is not None
+        and right.get(key) is not None
         and set(id_list(left[key])) != set(id_list(right[key]))
-    ]  # fmt: skip
+    ]
     if (left.get("eos_token_id") is None) != (right.get("eos_token_id") is None):
         apart += ["eos_token_id"] if a.stops != b.stops else []
     if apart:
         says = ", ".join(f"{key} {left.get(key)} in A, {right.get(key)} in B" for key in apart)
-        yield Difference("generation_config", "generation_config", ("generation",),
-                         tuple(f"generation_config.json: {key}" for key in apart), says,
-                         str({key: left.get(key) for key in apart}),
-                         str({key: right.get(key) for key in apart}))  # fmt: skip
+        yield Difference(
+            "generation_config",
+            "generation_config",
+            ("generation",),
+            tuple(f"generation_config.json: {key}" for key in apart),
+            says,
+            str({key: left.get(key) for key in apart}),
+            str({key: right.get(key) for key in apart}),
+        )
 
 
 def _endless(a: Stated, b: Stated) -> Iterator[Difference]:
@@ -313,11 +345,16 @@ def _endless(a: Stated, b: Stated) -> Iterator[Difference]:
     if a.stops == b.stops:
         return
     x, y = (sorted(side.stops) or None for side in (a, b))
-    shown = [f"ends at {ids}" if ids else "never ends (no file states eos_token_id)" for ids in
-             (x, y)]  # fmt: skip
+    shown = [
+        f"ends at {ids}" if ids else "never ends (no file states eos_token_id)" for ids in (x, y)
+    ]
     yield Difference(
-        "generation_config", "generation_config", ("generation", "config:eos", "class:eos"),
+        "generation_config",
+        "generation_config",
+        ("generation", "config:eos", "class:eos"),
         ("generation_config.json: eos_token_id", "config.json: eos_token_id"),
-        f"a generation {shown[0]} in A, {shown[1]} in B", str(x), str(y),
+        f"a generation {shown[0]} in A, {shown[1]} in B",
+        str(x),
+        str(y),
         mend=(f"config.json:eos_token_id={x[0] if len(x) == 1 else json.dumps(x)}",) if x else (),
-    )  # fmt: skip
+    )

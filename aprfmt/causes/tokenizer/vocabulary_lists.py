@@ -112,11 +112,13 @@ def spelled(side: Stated, other: Stated) -> list[str]:
     if side.vocabulary.kind != "wordpiece" or side.lists or not other.lists:
         return tokens
     return [
-        token[2:] if token.startswith("##")
-        else token if token.startswith("[") and token.endswith("]")
+        token[2:]
+        if token.startswith("##")
+        else token
+        if token.startswith("[") and token.endswith("]")
         else BLANK + token
         for token in tokens
-    ]  # fmt: skip
+    ]
 
 
 def pieces(a: Stated, b: Stated) -> Iterator[Difference]:
@@ -127,10 +129,13 @@ def pieces(a: Stated, b: Stated) -> Iterator[Difference]:
     mine += ["[PAD0]"] * (size - len(mine))
     theirs += ["[PAD0]"] * (size - len(theirs))
     apart = [
-        i for i, (x, y) in enumerate(zip(mine, theirs, strict=True))
-        if x != y and not (_FILLER.fullmatch(x) and _FILLER.fullmatch(y)) and x not in skip
+        i
+        for i, (x, y) in enumerate(zip(mine, theirs, strict=True))
+        if x != y
+        and not (_FILLER.fullmatch(x) and _FILLER.fullmatch(y))
+        and x not in skip
         and y not in skip
-    ]  # fmt: skip
+    ]
     if not apart:
         return
     first = apart[0]
@@ -145,10 +150,14 @@ def pieces(a: Stated, b: Stated) -> Iterator[Difference]:
         what, parts = _moved(mine, theirs, apart), ("pieces", "added") if whole else ("pieces",)
     says = f"{what}; the first at id {first}: A {said(mine[first])}, B {said(theirs[first])}"
     yield Difference(
-        "tokens", "tokenizer_pieces", parts,
-        (*place(b, "tokens"), f"id {first}", *place(a, "tokens")), says,
-        f"{first}: {mine[first]}", f"{first}: {theirs[first]}",
-    )  # fmt: skip
+        "tokens",
+        "tokenizer_pieces",
+        parts,
+        (*place(b, "tokens"), f"id {first}", *place(a, "tokens")),
+        says,
+        f"{first}: {mine[first]}",
+        f"{first}: {theirs[first]}",
+    )
 
 
 def without_row(side: Stated) -> Mapping[int, str]:
@@ -178,12 +187,15 @@ def beyond(a: Stated, b: Stated) -> Iterator[Difference]:
         return
     first = next(i for i in (*left, *right) if left.get(i) != right.get(i))
     yield Difference(
-        "tokens_without_row", "tokenizer_pieces", ("pieces",),
+        "tokens_without_row",
+        "tokenizer_pieces",
+        ("pieces",),
         (*place(b, "tokens"), f"id {first}", *place(a, "tokens")),
         f"tokens without a row of the embedding differ: {len(left)} in A, {len(right)} in B; the "
         f"first at id {first}: A {said(left.get(first))}, B {said(right.get(first))}",
-        len(left), len(right),
-    )  # fmt: skip
+        len(left),
+        len(right),
+    )
 
 
 def _moved(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
@@ -214,10 +226,15 @@ def merges(a: Stated, b: Stated) -> Iterator[Difference]:
         return
     if (mine is None or theirs is None) and "spm" in (a.vocabulary.kind, b.vocabulary.kind):
         yield Difference(
-            "merges", "tokenizer_scores", ("merges",), (*place(b, "scores"), *place(a, "merges")),
-            "one side joins pieces by merges, the other by scores", mine and len(mine),
-            theirs and len(theirs), sure=False,
-        )  # fmt: skip
+            "merges",
+            "tokenizer_scores",
+            ("merges",),
+            (*place(b, "scores"), *place(a, "merges")),
+            "one side joins pieces by merges, the other by scores",
+            mine and len(mine),
+            theirs and len(theirs),
+            sure=False,
+        )
         return
     where = (*place(b, "merges"), *place(a, "merges"))
     left, right = list(mine or ()), list(theirs or ())
@@ -226,9 +243,14 @@ def merges(a: Stated, b: Stated) -> Iterator[Difference]:
         min(len(left), len(right)),
     )
     yield Difference(
-        "merges", "tokenizer_merges", ("merges",), (where[0], f"merge {first}", *where[1:]),
-        _merged(left, right, first), len(left), len(right),
-    )  # fmt: skip
+        "merges",
+        "tokenizer_merges",
+        ("merges",),
+        (where[0], f"merge {first}", *where[1:]),
+        _merged(left, right, first),
+        len(left),
+        len(right),
+    )
 
 
 def _merged(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
@@ -253,9 +275,14 @@ def scores(a: Stated, b: Stated) -> Iterator[Difference]:
     if a.vocabulary.scores is None or b.vocabulary.scores is None:
         if a.vocabulary.scores is not None and b.lists and not b.vocabulary.merges:
             yield Difference(
-                "scores", "tokenizer_scores", ("merges", "scores"), place(b, "scores"),
-                f"B has no scores, A has {len(a.vocabulary.scores)}", len(a.vocabulary.scores), 0,
-            )  # fmt: skip
+                "scores",
+                "tokenizer_scores",
+                ("merges", "scores"),
+                place(b, "scores"),
+                f"B has no scores, A has {len(a.vocabulary.scores)}",
+                len(a.vocabulary.scores),
+                0,
+            )
         return
     left, right = _scored(a, b), _scored(b, a)
     apart = [
@@ -271,11 +298,15 @@ def scores(a: Stated, b: Stated) -> Iterator[Difference]:
     flat = len({right[token] for token in apart}) == 1
     what = f"{len(apart)} of {len(left)} scores differ" + ("; B's are one value" * flat)
     yield Difference(
-        "scores", "tokenizer_scores", ("merges", "scores"),
+        "scores",
+        "tokenizer_scores",
+        ("merges", "scores"),
         (*place(b, "scores"), f"piece {first}", *place(a, "scores")),
         f"{what}; of {said(first)} A has {left[first]:g}, B {right[first]:g}",
-        left[first], right[first], still=still,
-    )  # fmt: skip
+        left[first],
+        right[first],
+        still=still,
+    )
 
 
 def _ranks(scored: Mapping[str, float], tokens: Sequence[str]) -> list[int]:
@@ -314,11 +345,15 @@ def types(a: Stated, b: Stated) -> Iterator[Difference]:
     )
     first = apart[0]
     yield Difference(
-        "token_type", "token_types", ("added",),
+        "token_type",
+        "token_types",
+        ("added",),
         (*place(b, "types"), f"token {first}", *place(a, "types")),
         f"tokens of another type: {shown}; the first is {said(first)}{_untyped(b)}",
-        f"{first}: {left[first]}", f"{first}: {right[first]}", sure=not across(a, b),
-    )  # fmt: skip
+        f"{first}: {left[first]}",
+        f"{first}: {right[first]}",
+        sure=not across(a, b),
+    )
 
 
 def _untyped(b: Stated) -> str:
@@ -367,11 +402,15 @@ def added(a: Stated, b: Stated) -> Iterator[Difference]:
         what.append(f"{len(other)} differ, the first {said(other[0])}: {flags}")
     first = (lost or new or other)[0]
     yield Difference(
-        "added_tokens", "added_tokens", ("added", "pieces"),
+        "added_tokens",
+        "added_tokens",
+        ("added", "pieces"),
         (where[0], f"token {first}", *where[1:]),
-        "; ".join(what), len(left), len(right),
+        "; ".join(what),
+        len(left),
+        len(right),
         still=not (lost or new) and _normalized_alone(a, b, left, right, other),
-    )  # fmt: skip
+    )
 
 
 def _normalized_alone(

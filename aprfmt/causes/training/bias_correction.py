@@ -19,18 +19,26 @@ CAUSE_ROWS = (
 _WORDS: dict[Correction, str] = {
     "none": "neither moment is corrected for having begun at zero",
     "first": "the first moment alone is corrected for having begun at zero, the second is not",
-    "second": "the second moment alone is corrected for having begun at zero, the first is not",
 }
+_SECOND = "the second moment alone is corrected for having begun at zero, the first is not"
 
 
 def uncorrected(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Guess that a correction is missing."""
-    if "b1" not in recipe.row.settings or not recipe.row.second:
-        return
-    for correction, says in _WORDS.items():
-        yield StepGuess("bias_correction", says, changed(recipe, correction=correction))
+    if recipe.row.second:
+        for correction, says in _WORDS.items():
+            yield StepGuess("bias_correction", says, changed(recipe, correction=correction))
+
+
+def second_alone(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Guess that the first moment is not corrected: a tenth of the step at beta 1 of 0.9."""
+    if recipe.row.second:
+        yield StepGuess("bias_correction", _SECOND, changed(recipe, correction="second"))
 
 
 HYPOTHESES = (
     StepHypothesis(("bias_correction",), uncorrected, 20, "a fixed factor, before a fitted one"),
+    StepHypothesis(
+        ("bias_correction",), second_alone, 72, "after a factor: a tenth of the rate is likelier"
+    ),
 )

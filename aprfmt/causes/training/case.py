@@ -15,6 +15,7 @@ from aprfmt.measure.encoding_noise import UNIT, spacing
 
 Mask = NDArray[np.bool_]
 ARITHMETIC = 2.0**-16  # of a step: a root, a quotient and two moments in float32
+CANCELLED = 2.0**-20  # of a rate: what is left where a gradient takes its moment away
 COARSE = ("BF16", "F16")  # types that trainers keep copies in: the weight may be held finer
 SIZES = 0.02  # of a step whose sign is read from the change: epsilon makes it a little smaller
 EXACT = 0.999  # share of elements that a step in the stored type gives bit for bit
@@ -122,7 +123,8 @@ class Fit:
         whole = update.whole
         off = np.abs(case.change - whole)
         noise = SIZES if case.signs else case.noise + ARITHMETIC
-        near = off <= case.rounding + noise * np.abs(update.step)
+        slack = noise * np.abs(update.step) + (CANCELLED * recipe.lr if recipe.row.sizes else 0.0)
+        near = off <= case.rounding + slack
         self.full: Mask = near
         if case.signs:  # a gradient of the size of epsilon makes a smaller step
             size = float(np.abs(update.step).max(initial=0.0))
@@ -310,8 +312,7 @@ class StepGuess:
     """A mistake with its numbers filled in: the recipe that would have made this step.
 
     `recipe` None: the statement is not about the rule, and `holds` says whether it is true of some
-    elements. `free` numbers were read from the elements: others have to judge them. `whole`: it is
-    judged on all elements together, in their order.
+    elements. `free` numbers were read from the elements: others have to judge them.
     """
 
     cause: str
@@ -319,7 +320,6 @@ class StepGuess:
     recipe: Recipe | None = None
     free: int = 0
     holds: Callable[[StepCase], bool] | None = None
-    whole: bool = False
 
     def right(self, case: StepCase) -> bool:
         """Say whether it gives the elements of a case."""

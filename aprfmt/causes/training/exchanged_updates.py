@@ -41,7 +41,7 @@ def transposed(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return fit is not None and fit.right
 
     says = "the update is that of the transposed gradient"
-    yield StepGuess("update_transposed", says, holds=holds, whole=True)
+    yield StepGuess("update_transposed", says, holds=holds)
 
 
 HYPOTHESES = (

@@ -74,10 +74,16 @@ def named_factor(factor: float, slack: float, counts: Mapping[str, float]) -> tu
 
     Numbers are exact where they are known, so that the factor is theirs.
     """
+    known = []
     for name, value in counts.items():
-        for number, text in ((value, name), (1 / value if value else 0.0, f"1 / {name}")):
+        over = f"1 / ({name})" if "/" in name else f"1 / {name}"
+        for number, text in ((value, name), (1 / value if value else 0.0, over)):
             if number and abs(number - 1) > slack and abs(factor - number) <= slack:
-                return number, f"the gradient is {number:.4g} times the right one: {text}"
+                known.append((number, text))
+    if known:
+        number = min((number for number, _ in known), key=lambda number: abs(factor - number))
+        texts = " or ".join(text for _, text in known)
+        return number, f"the gradient is {number:.4g} times the right one: {texts}"
     simple = simple_value(factor, slack)
     if simple is None:
         return factor, f"the gradient is {factor:.3g} times the right one"

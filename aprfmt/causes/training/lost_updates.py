@@ -130,6 +130,10 @@ def decay_lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 HYPOTHESES = (
-    StepHypothesis(("update_rounded_away",), rounded_away, 4, "of the type, before any rule"),
-    StepHypothesis(("decay_rounded_away",), decay_lost, 6, "of the type, before any rule"),
+    StepHypothesis(
+        ("update_rounded_away",), rounded_away, 4, "of the type, before any rule", whole=True
+    ),
+    StepHypothesis(
+        ("decay_rounded_away",), decay_lost, 6, "of the type, before any rule", whole=True
+    ),
 )

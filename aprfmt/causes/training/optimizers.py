@@ -253,10 +253,12 @@ def _setting(text: str, field: str, value: str) -> Any:
         number = math.nan
     most = {"b1": 1.0, "b2": 1.0, "momentum": 1.0}.get(field, math.inf)
     least = 1 if field == "step" else 0
-    above = number > 0 if field in ("lr", "clip") else number >= least
+    positive = field in ("lr", "clip")
+    above = number > 0 if positive else number >= least
     if not (above and number < most and math.isfinite(number)):
         raise UsageError(
-            f"--optimizer {text!r}: {field}={value}; expected a number of at least {least}"
+            f"--optimizer {text!r}: {field}={value}; expected a number "
+            + ("above 0" if positive else f"of at least {least}")
             + (f" and below {most:g}" if math.isfinite(most) else "")
         )
     return number

@@ -1,6 +1,7 @@
 """Weight decay that is missing, of another size, of another kind, or on what should not decay."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -80,7 +81,8 @@ def other_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
             "weights without a gradient do not shrink, or move by whole steps towards zero: the "
             "decay is added to the gradient, as Adam's L2 regularization is"
         )
-        yield StepGuess("decay_coupled", says, changed(recipe, coupled=True), 1)
+        coupled = changed(recipe, coupled=True)
+        yield StepGuess("decay_coupled", says, holds=partial(_moves_as_coupled, recipe=coupled))
         return
     if not added and case.moments is not None and case.moments.after:
         return  # the gradient in the moments has it already
@@ -93,6 +95,14 @@ def other_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 LEAST = 32  # elements of a row that all step towards zero: by chance in one row of 2**32
+
+
+def _moves_as_coupled(case: StepCase, recipe: Recipe) -> bool:
+    """Say whether a coupled decay gives the sizes: no row stays as it is, all step."""
+    fit = case.fit(recipe)
+    order = np.unique(case.rows, return_inverse=True)[1]
+    still = np.bincount(order, case.change != 0) == 0
+    return fit is not None and fit.right and not (still & (np.bincount(order) >= LEAST)).any()
 
 
 def _steps_towards_zero(case: StepCase, size: float) -> bool:

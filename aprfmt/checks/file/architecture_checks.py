@@ -34,10 +34,14 @@ def check_architecture(ctx: CheckContext) -> Result:
         finding = Finding(ctx.where, found, f"tensors and keys of {name}", "see --arch")
         return Result(name, [finding])
     findings = [
-        Finding(ctx.where, relation.says + relation.shown, "what readers look for",
-                relation.remedy or "write it again with what made it")
+        Finding(
+            ctx.where,
+            relation.says + relation.shown,
+            "what readers look for",
+            relation.remedy or "write it again with what made it",
+        )
         for relation in resolution.relations
-    ]  # fmt: skip
+    ]
     return Result(f"{name}, {len(resolution.roles)} roles", findings)
 
 
@@ -46,14 +50,25 @@ def check_completeness(ctx: CheckContext) -> Result:
     found = ctx.resolution.coverage
     expected = f"all {found.expected} tensors of the configuration"
     findings = [
-        Finding(key, "missing", expected,
-                "get the file again, correct the configuration, or accept it: --allow-missing ROLE")
-        for key in found.missing if key not in ctx.resolution.unread_roles
-    ]  # fmt: skip
+        Finding(
+            key,
+            "missing",
+            expected,
+            "get the file again, correct the configuration, or accept it: --allow-missing ROLE",
+        )
+        for key in found.missing
+        if key not in ctx.resolution.unread_roles
+    ]
     unread = ctx.resolution.unread
     if unread is not None and ctx.resolution.unread_roles:
-        findings.append(Finding(ctx.where, unread.says, "weights that can be read",
-                                "decode them with the tool that made them"))  # fmt: skip
+        findings.append(
+            Finding(
+                ctx.where,
+                unread.says,
+                "weights that can be read",
+                "decode them with the tool that made them",
+            )
+        )
     findings += [
         Finding(key, "missing, and accepted as such", expected, level="warning")
         for key in found.accepted
@@ -75,10 +90,16 @@ def check_shapes(ctx: CheckContext) -> Result:
 def check_unexpected(ctx: CheckContext) -> Result:
     """Look for tensors that the architecture has no place for, and at its draft head's."""
     findings = [
-        Finding(item.name, item.of or "a tensor of no role", f"tensors of {ctx.spec.name} only",
-                "is it another model, or a part of another?", "warning")
-        for item in ctx.unread if item.kind == "tensor"
-    ]  # fmt: skip
+        Finding(
+            item.name,
+            item.of or "a tensor of no role",
+            f"tensors of {ctx.spec.name} only",
+            "is it another model, or a part of another?",
+            "warning",
+        )
+        for item in ctx.unread
+        if item.kind == "tensor"
+    ]
     head = ctx.resolution.draft
     if head:
         try:
@@ -99,10 +120,15 @@ def check_unread(ctx: CheckContext) -> Result:
         if item.kind not in OF_TENSORS and not isinstance(item.holds, Surplus)  # of `layout`
     ]
     findings = [
-        Finding(f"{item.kind} {item.name}", item.of or "is in no table", "something that is read",
-                "is it of another model, or of a newer writer?", "warning")
+        Finding(
+            f"{item.kind} {item.name}",
+            item.of or "is in no table",
+            "something that is read",
+            "is it of another model, or of a newer writer?",
+            "warning",
+        )
         for item in others
-    ]  # fmt: skip
+    ]
     findings += [
         Finding(f"index entry {item.name}", item.of, "a tensor of that file", "make the index anew")
         for item in ctx.ledger.items
@@ -156,11 +182,14 @@ def check_role_bounds(ctx: CheckContext) -> Result:
         if not bound.holds(value):
             far = not bound.low / FAR <= value <= bound.high * FAR
             findings.append(
-                Finding(f"{key} ({logical.stored[0].info.name})", f"{_WORDS[name]} {value:.4g}",
-                        f"{bound}: {bound.reason}",
-                        "is the encoding's tag right, and was the file converted correctly?",
-                        "fail" if far else "warning")
-            )  # fmt: skip
+                Finding(
+                    f"{key} ({logical.stored[0].info.name})",
+                    f"{_WORDS[name]} {value:.4g}",
+                    f"{bound}: {bound.reason}",
+                    "is the encoding's tag right, and was the file converted correctly?",
+                    "fail" if far else "warning",
+                )
+            )
     if not seen:
         raise NotRun("no embedding and no norm is stored as numbers")
     return Result(f"{seen} tensors", findings)
@@ -191,11 +220,14 @@ def filled(ctx: CheckContext) -> Result:
         outputs = {f"{key.removesuffix(role)}{one}" for one in _ADDED_TO_STREAM}
         idle = layer is not None and role in _ADDED_TO_STREAM and outputs <= flat.keys()
         findings.append(
-            Finding(f"{key} ({resolution.roles[key].stored[0].info.name})",
-                    f"every value is {value:g}" + "; the layer adds nothing" * idle,
-                    "a matrix that was filled", "get the file again, or convert it again",
-                    "warning" if idle else "fail")
-        )  # fmt: skip
+            Finding(
+                f"{key} ({resolution.roles[key].stored[0].info.name})",
+                f"every value is {value:g}" + "; the layer adds nothing" * idle,
+                "a matrix that was filled",
+                "get the file again, or convert it again",
+                "warning" if idle else "fail",
+            )
+        )
     return Result(f"{seen} matrices", findings)
 
 

@@ -89,9 +89,14 @@ def check_writer(ctx: CheckContext) -> Result:
     """Look for traits of writers whose files are known to be wrong."""
     faults = [fault for fault in FAULTS if ctx.model.format in fault.formats]
     findings = [
-        Finding(ctx.where, f"a file of {fault.writer}: {fault.reason} ({fault.source})",
-                "a file of a writer not known to be faulty", fault.todo, fault.level)
+        Finding(
+            ctx.where,
+            f"a file of {fault.writer}: {fault.reason} ({fault.source})",
+            "a file of a writer not known to be faulty",
+            fault.todo,
+            fault.level,
+        )
         for fault in faults
         if fault.made(ctx.model)
-    ]  # fmt: skip
+    ]
     return Result(f"{len(faults)} faults looked for", findings)

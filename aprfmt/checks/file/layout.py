@@ -81,10 +81,14 @@ def check_side_manifest(ctx: CheckContext) -> Result:
     rows = manifest.tensor_rows(ctx.model, raw_only=True)
     failures = manifest.compare(manifest.read(path), ctx.model, rows)
     findings = [
-        Finding(failure["key"], failure["what"], f"what {path.name} says",
-                "get the file again, or write the manifest again if the change was meant")
+        Finding(
+            failure["key"],
+            failure["what"],
+            f"what {path.name} says",
+            "get the file again, or write the manifest again if the change was meant",
+        )
         for failure in failures
-    ]  # fmt: skip
+    ]
     return Result(f"{len(rows)} tensors match {path.name}", findings)
 
 
@@ -153,11 +157,15 @@ def check_shards(ctx: CheckContext) -> Result:
         for name in _strays(members, ctx.model.path.parent)
     ]
     findings += [
-        Finding(ctx.where, relation.says + relation.shown, "an index of what the shards hold",
-                relation.remedy)
+        Finding(
+            ctx.where,
+            relation.says + relation.shown,
+            "an index of what the shards hold",
+            relation.remedy,
+        )
         for relation in of_file(ctx.model)
         if relation.kind == "index"
-    ]  # fmt: skip
+    ]
     return Result(f"{len(members)} files", findings)
 
 

@@ -34,10 +34,14 @@ def token_types(ctx: CheckContext) -> Result:
         place = "tokenizer.ggml.token_type" if side is not None and side.lists else "added_tokens"
         level: Literal["fail", "warning"] = "warning" if healed else "fail"
         findings.append(
-            Finding(f"{ctx.carried.where}: {place}", f"the chat template writes {cut.says}{note}",
-                    "marks of type CONTROL or USER_DEFINED",
-                    "set its type, or convert again from the source", level)
-        )  # fmt: skip
+            Finding(
+                f"{ctx.carried.where}: {place}",
+                f"the chat template writes {cut.says}{note}",
+                "marks of type CONTROL or USER_DEFINED",
+                "set its type, or convert again from the source",
+                level,
+            )
+        )
     return Result(f"{len(found)} marks of the chat template", findings)
 
 
@@ -99,18 +103,29 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
             alike.setdefault(row.tobytes(), []).append(i)
     for group in alike.values():
         if len(group) > 1:
-            yield Finding(name, f"one row for several tokens: {_named(group, wanted)}",
-                          "a row of its own for each, trained", todo)  # fmt: skip
+            yield Finding(
+                name,
+                f"one row for several tokens: {_named(group, wanted)}",
+                "a row of its own for each, trained",
+                todo,
+            )
     mean = total / max(size, 1)
     length = float(np.linalg.norm(mean))
     near = [
-        i for i, row in rows.items()
-        if i not in zero and size > bounds.MEAN_OF_ROWS_FROM
+        i
+        for i, row in rows.items()
+        if i not in zero
+        and size > bounds.MEAN_OF_ROWS_FROM
         and np.linalg.norm(row - mean) <= bounds.MEAN_ROW.high * length
-    ]  # fmt: skip
+    ]
     if near:
-        yield Finding(name, f"rows that are the mean of all rows: {_named(near, wanted)}",
-                      "rows that were trained", todo, "warning")  # fmt: skip
+        yield Finding(
+            name,
+            f"rows that are the mean of all rows: {_named(near, wanted)}",
+            "rows that were trained",
+            todo,
+            "warning",
+        )
 
 
 def _named(ids: list[int], texts: dict[int, str]) -> str:

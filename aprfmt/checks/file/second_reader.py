@@ -192,9 +192,16 @@ class _Comparison:
                 self._differ(name, "present", "it once", "no such tensor")
             for damage in self._shard.parsed.faults.damage:
                 self._reading.disagreements.append(
-                    Disagreement(self._file, "", "opens", shorten(damage.text, 300),
-                                 "opens it without a complaint", _THE_FILE, "it breaks that rule")
-                )  # fmt: skip
+                    Disagreement(
+                        self._file,
+                        "",
+                        "opens",
+                        shorten(damage.text, 300),
+                        "opens it without a complaint",
+                        _THE_FILE,
+                        "it breaks that rule",
+                    )
+                )
         else:
             self._stopped(said, raised)
 
@@ -212,9 +219,10 @@ class _Comparison:
             if own:
                 outside, because = _THE_FILE, f"aprfmt says: {shorten(own[0], 200)}"
             self._reading.disagreements.append(
-                Disagreement(self._file, "", "opens", f"{len(self._ours)} tensors", said, outside,
-                             because)
-            )  # fmt: skip
+                Disagreement(
+                    self._file, "", "opens", f"{len(self._ours)} tensors", said, outside, because
+                )
+            )
 
     def _compare(self, row: Mapping[str, Any]) -> int:
         """Hold a row of the library against ours; return the bytes of the tensor."""
@@ -255,9 +263,11 @@ class _Comparison:
         if isinstance(file, MappedFile):
             file.refuse_changed()
         self._differ(
-            info.name, "bytes", f"{info.nbytes} with SHA-256 {found}",
+            info.name,
+            "bytes",
+            f"{info.nbytes} with SHA-256 {found}",
             f"{row['nbytes']} with SHA-256 {row['sha256']}",
-        )  # fmt: skip
+        )
         return False
 
     def _facts(self, info: TensorInfo) -> _Stored:

@@ -64,14 +64,22 @@ def check_file_type(ctx: CheckContext) -> Result:
     quantized = not ENCODINGS[claimed].numpy
     if quantized and not counts.keys() & _with_fallbacks(claimed):
         findings.append(
-            Finding(where, f"{stated} ({claimed}), and no tensor is {claimed}; {share}",
-                    "a type that the tensors have", "set it to what they are")
-        )  # fmt: skip
+            Finding(
+                where,
+                f"{stated} ({claimed}), and no tensor is {claimed}; {share}",
+                "a type that the tensors have",
+                "set it to what they are",
+            )
+        )
     elif not quantized and main != claimed:
         findings.append(
-            Finding(where, f"{stated} ({claimed}), but {share}", f"most weights {claimed}",
-                    "set it to what they are")
-        )  # fmt: skip
+            Finding(
+                where,
+                f"{stated} ({claimed}), but {share}",
+                f"most weights {claimed}",
+                "set it to what they are",
+            )
+        )
     coded = [name for name in counts if not encoding_row(name).numpy]
     if coded and _QUANTIZATION_VERSION not in metadata:
         text = f"no {_QUANTIZATION_VERSION} beside {coded[0]} tensors"
@@ -137,9 +145,15 @@ def check_quantization(ctx: CheckContext) -> Result:
         return Result("", [finding])
     count = sum(name in packed for name in held)
     astray = ctx.model.modules
-    findings = [] if astray is None else [
-        Finding(where, astray.says + astray.shown, "names of modules that are there", astray.remedy)
-    ]  # fmt: skip
+    findings = (
+        []
+        if astray is None
+        else [
+            Finding(
+                where, astray.says + astray.shown, "names of modules that are there", astray.remedy
+            )
+        ]
+    )
     wrong = wrong_claims(ctx.model)
     if wrong is not None:
         expected = "packed what it says is packed, plain what it leaves as it is"
@@ -227,9 +241,14 @@ def check_dtype(ctx: CheckContext) -> Result:
     findings = []
     if main != claimed:
         findings.append(
-            Finding("config.json: dtype", f"{stated}; most float weights are {main}", claimed,
-                    "loaders widen or narrow the weights to what it says", "warning")
-        )  # fmt: skip
+            Finding(
+                "config.json: dtype",
+                f"{stated}; most float weights are {main}",
+                claimed,
+                "loaders widen or narrow the weights to what it says",
+                "warning",
+            )
+        )
     return Result(f"{stated}", findings)
 
 
@@ -256,9 +275,14 @@ def check_counts(ctx: CheckContext) -> Result:
             if found is None or list(found) != shape:
                 is_there = "no such tensor" if found is None else f"{list(found)}"
                 findings.append(
-                    Finding(f"{ctx.where}: tensor_shapes {name!r}", f"{shape}", is_there,
-                            "the copy is not authoritative, but listing tools show it", "warning")
-                )  # fmt: skip
+                    Finding(
+                        f"{ctx.where}: tensor_shapes {name!r}",
+                        f"{shape}",
+                        is_there,
+                        "the copy is not authoritative, but listing tools show it",
+                        "warning",
+                    )
+                )
     if not seen:
         raise NotRun("the file states no counts")
     return Result(f"{seen} statements", findings)

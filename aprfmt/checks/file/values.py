@@ -77,9 +77,13 @@ def check_block_scales(ctx: CheckContext) -> Result:
             stats = ctx.census[part.info.name].stats
             if stats is not None and stats.min is not None and stats.min < 0:
                 findings.append(
-                    Finding(part.info.name, f"a negative absmax ({stats.min:g}) for {name}",
-                            "magnitudes", "quantize again")
-                )  # fmt: skip
+                    Finding(
+                        part.info.name,
+                        f"a negative absmax ({stats.min:g}) for {name}",
+                        "magnitudes",
+                        "quantize again",
+                    )
+                )
     if not seen:
         raise NotRun("no tensor is stored in blocks with scales")
     return Result(f"{seen} tensors", findings)
@@ -114,9 +118,13 @@ def check_packed(ctx: CheckContext) -> Result:
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
         if (stats.nan or stats.inf) and not known:
             findings.append(
-                Finding(name, f"{stats.nan} NaN and {stats.inf} infinite values once decoded",
-                        "finite weights", "quantize again")
-            )  # fmt: skip
+                Finding(
+                    name,
+                    f"{stats.nan} NaN and {stats.inf} infinite values once decoded",
+                    "finite weights",
+                    "quantize again",
+                )
+            )
     if not seen:
         raise NotRun("no weight is stored as several tensors")
     return Result(f"{seen} weights", findings)

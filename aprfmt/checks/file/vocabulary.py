@@ -37,18 +37,26 @@ def check_lists(ctx: CheckContext) -> Result:
     """Check that the vocabulary builds: lists of their lengths, every token once."""
     words = read_vocabulary(ctx.carried)
     findings = [
-        Finding(where, f"{length} elements", f"{len(words.tokens)}, one a token",
-                "the vocabulary is damaged")
+        Finding(
+            where,
+            f"{length} elements",
+            f"{len(words.tokens)}, one a token",
+            "the vocabulary is damaged",
+        )
         for where, length in words.lists.items()
         if length != len(words.tokens)
-    ]  # fmt: skip
+    ]
     counts = Counter(token for token in words.tokens if token is not None)
     twice = [token for token, count in counts.items() if count > 1]
     findings += [
-        Finding(words.where, f"token {token!r} stands {counts[token]} times", "each token once",
-                level="warning")
+        Finding(
+            words.where,
+            f"token {token!r} stands {counts[token]} times",
+            "each token once",
+            level="warning",
+        )
         for token in twice[:_MANY]
-    ]  # fmt: skip
+    ]
     findings += _of_another_kind(ctx)
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _has_ids(ctx.carried):
@@ -76,9 +84,13 @@ def _of_another_kind(ctx: CheckContext) -> list[Finding]:
         if own == "bpe" and ctx.carried.text(PRE) in (None, DEFAULT_PRE):
             todo += f", and {PRE.gguf} to the source's"
     return [
-        Finding(where, f"says that the vocabulary is {read}; its pieces are those of {pieces}",
-                "the kind of the pieces, or every blank is cut otherwise", todo)
-    ]  # fmt: skip
+        Finding(
+            where,
+            f"says that the vocabulary is {read}; its pieces are those of {pieces}",
+            "the kind of the pieces, or every blank is cut otherwise",
+            todo,
+        )
+    ]
 
 
 def _has_ids(carried: Carried) -> bool:
@@ -138,9 +150,13 @@ def check_ids(ctx: CheckContext) -> Result:
     for where, i in stated:
         if i >= count or words.tokens[i] is None:
             findings.append(
-                Finding(where, f"id {i}", f"an id below {count} that has a token",
-                        "generation would not stop, or would begin wrongly")
-            )  # fmt: skip
+                Finding(
+                    where,
+                    f"id {i}",
+                    f"an id below {count} that has a token",
+                    "generation would not stop, or would begin wrongly",
+                )
+            )
     findings += [
         Finding(ctx.carried.where, one.says, "the id of a special token", one.todo, one.level)
         for one in (absent_ids(ctx.carried) if _has_ids(ctx.carried) else ())
@@ -167,11 +183,13 @@ def _stale(ctx: CheckContext) -> list[Finding]:
         held = f"{tokens[i]!r}" if i < len(tokens) else "no token"
         own = "has no id" if right is None else f"is {right}"
         findings.append(
-            Finding(f"{ctx.carried.origin}: post_processor",
-                    f"puts {i} ({held}) around a text for {text!r}, which {own}",
-                    "the id of the token that it names",
-                    f"set it to {right}" if right is not None else "take the token out")
-        )  # fmt: skip
+            Finding(
+                f"{ctx.carried.origin}: post_processor",
+                f"puts {i} ({held}) around a text for {text!r}, which {own}",
+                "the id of the token that it names",
+                f"set it to {right}" if right is not None else "take the token out",
+            )
+        )
     return findings[:_MANY]
 
 
@@ -188,9 +206,10 @@ def _unstopped(ctx: CheckContext) -> list[Finding]:
         return []
     level: Literal["fail", "warning"] = "fail" if found.contradicted else "warning"
     return [
-        Finding(ctx.carried.where, found.says, "a turn's end that stops a generation",
-                found.todo, level)
-    ]  # fmt: skip
+        Finding(
+            ctx.carried.where, found.says, "a turn's end that stops a generation", found.todo, level
+        )
+    ]
 
 
 def _configured(ctx: CheckContext) -> list[tuple[str, int]]:
@@ -201,11 +220,15 @@ def _configured(ctx: CheckContext) -> list[tuple[str, int]]:
 def _no_ids(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each value that stands in place of an id and is not an id."""
     return [
-        Finding(where, shorten(repr(value), 80), "an id, a list of ids, or null",
-                "what reads it stops nowhere, or not at all")
+        Finding(
+            where,
+            shorten(repr(value), 80),
+            "an id, a list of ids, or null",
+            "what reads it stops nowhere, or not at all",
+        )
         for where, value in _said(ctx)
         if value is not None and (type(value) is not int or value < -1)
-    ]  # fmt: skip
+    ]
 
 
 def _said(ctx: CheckContext) -> list[tuple[str, Any]]:
@@ -265,10 +288,13 @@ def _unmade(ctx: CheckContext) -> list[Finding]:
     if PIECES_MADE.holds(share):
         return []
     return [
-        Finding(ctx.words.where, f"{len(unmade)} of {len(long)} pieces are made by no merge, the "
-                f"first {unmade[0]!r}", f"{PIECES_MADE} {PIECES_MADE.unit}: {PIECES_MADE.reason}",
-                "the merges are cut; take them from the source")
-    ]  # fmt: skip
+        Finding(
+            ctx.words.where,
+            f"{len(unmade)} of {len(long)} pieces are made by no merge, the first {unmade[0]!r}",
+            f"{PIECES_MADE} {PIECES_MADE.unit}: {PIECES_MADE.reason}",
+            "the merges are cut; take them from the source",
+        )
+    ]
 
 
 def round_trip(ctx: CheckContext) -> Result:
@@ -293,10 +319,13 @@ def round_trip(ctx: CheckContext) -> Result:
         if back == text or (side.vocabulary.kind == "spm" and back.strip(" ") == text):
             continue
         findings.append(
-            Finding(ctx.words.where, f"{text!r} comes back as {shorten(repr(back), 60)}",
-                    "the text that was encoded", "compare the tokenizer with its source: aprfmt "
-                    "diff SOURCE FILE --only tokenizer")
-        )  # fmt: skip
+            Finding(
+                ctx.words.where,
+                f"{text!r} comes back as {shorten(repr(back), 60)}",
+                "the text that was encoded",
+                "compare the tokenizer with its source: aprfmt diff SOURCE FILE --only tokenizer",
+            )
+        )
     return Result(f"{len(texts)} texts", findings)
 
 
@@ -354,10 +383,14 @@ def check_template(ctx: CheckContext) -> Result:
         one = Finding(where, f"is {foreign.says}", expected, todo)
         return Result(f"{len(text)} characters", [one])
     findings = [
-        Finding(f"chat template, {line}", what, "a template that joins texts",
-                "read it before you let a program render it")
+        Finding(
+            f"chat template, {line}",
+            what,
+            "a template that joins texts",
+            "read it before you let a program render it",
+        )
         for line, _, what in (sentence.partition(": ") for sentence in scan_template(text))
-    ]  # fmt: skip
+    ]
     findings += _unknown_tokens(ctx)
     return Result(f"{len(text)} characters", findings)
 
@@ -369,7 +402,11 @@ def _unknown_tokens(ctx: CheckContext) -> list[Finding]:
     except AprfmtError:
         return []  # the check tokenizer says it
     return [
-        Finding("chat template", f"writes {token!r}", "tokens of the model's own vocabulary",
-                "the template is another model's, or the vocabulary lost its added tokens")
+        Finding(
+            "chat template",
+            f"writes {token!r}",
+            "tokens of the model's own vocabulary",
+            "the template is another model's, or the vocabulary lost its added tokens",
+        )
         for token in (lacking(side) if side is not None else [])[:_MANY]
-    ]  # fmt: skip
+    ]

@@ -30,8 +30,13 @@ def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterab
             continue
         outcome = "absent" if gate is None else gate.outcome
         worse = old.get("outcome") == "PASS" and outcome != "PASS"
-        yield check(f"{name}-outcome", not worse, outcome, f"{old.get('outcome')} as before",
-                    "see the gate above")  # fmt: skip
+        yield check(
+            f"{name}-outcome",
+            not worse,
+            outcome,
+            f"{old.get('outcome')} as before",
+            "see the gate above",
+        )
         if gate is None or gate.outcome == "NOT_RUN":
             continue
         for key, row in old["measures"].items():
@@ -46,8 +51,13 @@ def _moved(key: str, row: Mapping[str, Any], gate: Answer) -> Check:
         found = "absent" if measure is None else f"{measure.value:.6g} {unit}"
         return check(key, same, found, f"{old} {unit}", "the model or the golden file changed")
     if unit and unit != measure.unit:
-        return check(key, False, f"{measure.value:.6g} {measure.unit}", f"{old:.6g} {unit}",
-                     f"state it in {measure.unit}")  # fmt: skip
+        return check(
+            key,
+            False,
+            f"{measure.value:.6g} {measure.unit}",
+            f"{old:.6g} {unit}",
+            f"state it in {measure.unit}",
+        )
     allowed = row["tolerance"] * (abs(old) if row["kind"] == "relative" else 1)
     within = abs(measure.value - old) <= allowed
     todo = "the model got another one: aprfmt diff OLD NEW"
@@ -57,6 +67,9 @@ def _moved(key: str, row: Mapping[str, Any], gate: Answer) -> Check:
             "state it in nats"
         )
     return check(
-        key, within, f"{measure.value:.6g} {unit}",
-        f"{old:.6g} {unit}, off by at most {allowed:.3g}: {row.get('reason', '')}", todo,
-    )  # fmt: skip
+        key,
+        within,
+        f"{measure.value:.6g} {unit}",
+        f"{old:.6g} {unit}, off by at most {allowed:.3g}: {row.get('reason', '')}",
+        todo,
+    )

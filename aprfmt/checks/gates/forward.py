@@ -99,35 +99,53 @@ def measure_loss(
 
 
 def judge_loss(
-    text: GoldenText, found: MeanLoss, shifts: Sequence[float],
-    kind: Literal["trained", "random"], allowed: float,
-) -> list[Check]:  # fmt: skip
+    text: GoldenText,
+    found: MeanLoss,
+    shifts: Sequence[float],
+    kind: Literal["trained", "random"],
+    allowed: float,
+) -> list[Check]:
     """Return the checks of one text's loss; a stated loss replaces the bound on good ones."""
     checks = judge(found, kind, text.name)
     if text.nats is not None and found.tokens:
         uniform, off = found.uniform, abs(found.nats - text.nats)
         bits = off > allowed and in_bits(text.nats, found.nats)
         checks = [each for each in checks if each.name != "loss-plausible"]
-        checks.append(check(
-            "loss-stated-in-nats", text.nats <= uniform and not bits,
-            f"{text.nats:.6g} is stated"
-            + (f", {text.nats / found.nats:.4f} times the measured nats" if bits else ""),
-            f"at most ln({found.vocab}) = {uniform:.4f}, and not 1.4427 times what is measured: "
-            "that is a loss in bits", "state it in nats", text.name,
-        ))  # fmt: skip
-        checks.append(check(
-            "loss-as-stated", off <= allowed, f"{found.nats:.6f} nats",
-            f"{text.nats:.6f} nats, off by at most {allowed:g}",
-            "compare the model with the one the golden file was made with", text.name,
-        ))  # fmt: skip
+        checks.append(
+            check(
+                "loss-stated-in-nats",
+                text.nats <= uniform and not bits,
+                f"{text.nats:.6g} is stated"
+                + (f", {text.nats / found.nats:.4f} times the measured nats" if bits else ""),
+                f"at most ln({found.vocab}) = {uniform:.4f}, and not 1.4427 times what is "
+                "measured: that is a loss in bits",
+                "state it in nats",
+                text.name,
+            )
+        )
+        checks.append(
+            check(
+                "loss-as-stated",
+                off <= allowed,
+                f"{found.nats:.6f} nats",
+                f"{text.nats:.6f} nats, off by at most {allowed:g}",
+                "compare the model with the one the golden file was made with",
+                text.name,
+            )
+        )
     if kind == "trained" and found.tokens > 2:
         best = int(np.argmin(shifts))
-        checks.append(check(
-            "loss-labels-shifted", best == 1,
-            "nats against the token itself, the next, the one after: "
-            + ", ".join(f"{each:.4f}" for each in shifts),
-            "lowest against the next token", "labels must be the inputs shifted by one", text.name,
-        ))  # fmt: skip
+        checks.append(
+            check(
+                "loss-labels-shifted",
+                best == 1,
+                "nats against the token itself, the next, the one after: "
+                + ", ".join(f"{each:.4f}" for each in shifts),
+                "lowest against the next token",
+                "labels must be the inputs shifted by one",
+                text.name,
+            )
+        )
     return checks
 
 
@@ -159,16 +177,25 @@ def check_state(subject: ModelUnderTest) -> Result:
         ("a whole pass", after_whole), ("in a fresh session", fresh),
     ]  # fmt: skip
     checks = [
-        check(f"same-after-{name.replace(' ', '-')}", bool(np.array_equal(found, first)),
-              _difference(found, first), "the bits of the first call",
-              "something is carried from call to call: a cache, a buffer, a setting")
+        check(
+            f"same-after-{name.replace(' ', '-')}",
+            bool(np.array_equal(found, first)),
+            _difference(found, first),
+            "the bits of the first call",
+            "something is carried from call to call: a cache, a buffer, a setting",
+        )
         for name, found in repeats
-    ]  # fmt: skip
+    ]
     least = _bound(session).rel_l2  # less is rounding
-    checks.append(check(
-        "input-matters", far > least, f"relL2 {far:.3g} between two prompts",
-        f"more than {least:g}", "nothing is computed from the tokens",
-    ))  # fmt: skip
+    checks.append(
+        check(
+            "input-matters",
+            far > least,
+            f"relL2 {far:.3g} between two prompts",
+            f"more than {least:g}",
+            "nothing is computed from the tokens",
+        )
+    )
     checks.append(_stepped(session, ids))
     return Result(checks=checks)
 
@@ -195,6 +222,10 @@ def _stepped(session: Session, ids: Sequence[int]) -> Check:
     for token in ids[max(len(ids) - STEPS, 1) :]:
         stepped = session.step(token)
     distance, bound = rel_l2(stepped, whole), _bound(session)
-    return check("steps-are-prefill", distance <= bound.rel_l2, f"relL2 {distance:.3g}",
-                 f"at most {bound.rel_l2:g} ({bound.reason})",
-                 "keys and values of earlier tokens are not what a whole pass gives")  # fmt: skip
+    return check(
+        "steps-are-prefill",
+        distance <= bound.rel_l2,
+        f"relL2 {distance:.3g}",
+        f"at most {bound.rel_l2:g} ({bound.reason})",
+        "keys and values of earlier tokens are not what a whole pass gives",
+    )

@@ -66,9 +66,15 @@ def check_golden_output(subject: ModelUnderTest) -> Result:
         cells |= cells_there
         details["faulty_side"] = faulty_side(cells, subject.model.format, other)
         checks.append(
-            Check("faulty-side", "FAIL", subject.where, _cells(cells),
-                  "PASS in all of format x prompt form", details["faulty_side"])
-        )  # fmt: skip
+            Check(
+                "faulty-side",
+                "FAIL",
+                subject.where,
+                _cells(cells),
+                "PASS in all of format x prompt form",
+                details["faulty_side"],
+            )
+        )
     details["grid"] = [
         {"side": side, "form": form, "passed": passed} for (side, form), passed in cells.items()
     ]
@@ -139,8 +145,15 @@ def check_prompt(
     except NotRun as reason:
         return [not_run(f"{prompt.name}-answer", str(reason))], None
     except AprfmtError as error:  # a NaN, a template that does not render: never a skip
-        return [check(f"{prompt.name}-answer", False, str(error), "an answer",
-                      "trace the model on this prompt")], None  # fmt: skip
+        return [
+            check(
+                f"{prompt.name}-answer",
+                False,
+                str(error),
+                "an answer",
+                "trace the model on this prompt",
+            )
+        ], None
     return list(judge_answer(prompt, answer, tokenizer)), answer
 
 
@@ -148,24 +161,38 @@ def judge_answer(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) 
     """Compare an answer with what is expected of it, and look for gibberish."""
     checks = []
     if prompt.messages and prompt.prompt is not None:
-        checks.append(check(
-            f"{prompt.name}-template", answer.prompt == prompt.prompt, repr(answer.prompt),
-            repr(prompt.prompt), "the chat template is another one",
-        ))  # fmt: skip
+        checks.append(
+            check(
+                f"{prompt.name}-template",
+                answer.prompt == prompt.prompt,
+                repr(answer.prompt),
+                repr(prompt.prompt),
+                "the chat template is another one",
+            )
+        )
     if prompt.prompt_ids is not None:
-        checks.append(check(
-            f"{prompt.name}-tokens", answer.prompt_ids == prompt.prompt_ids,
-            _ids(answer.prompt_ids), _ids(prompt.prompt_ids),
-            "the tokenizer is another one" if not _bad(checks) else "see the template",
-        ))  # fmt: skip
+        checks.append(
+            check(
+                f"{prompt.name}-tokens",
+                answer.prompt_ids == prompt.prompt_ids,
+                _ids(answer.prompt_ids),
+                _ids(prompt.prompt_ids),
+                "the tokenizer is another one" if not _bad(checks) else "see the template",
+            )
+        )
     said = [i for i in answer.ids if i != answer.stop]
     found = gibberish_signals(
         answer.text, answer.prompt, said, lambda ids: tokenizer.decode(ids, skip_special=False)
     )
-    checks.append(check(
-        f"{prompt.name}-readable", not found, "; ".join(found) or _short(answer.text),
-        "no gibberish", "compare the model with its source: aprfmt diagnose",
-    ))  # fmt: skip
+    checks.append(
+        check(
+            f"{prompt.name}-readable",
+            not found,
+            "; ".join(found) or _short(answer.text),
+            "no gibberish",
+            "compare the model with its source: aprfmt diagnose",
+        )
+    )
     checks.append(_end(prompt, answer, tokenizer))
     if prompt.expects:
         checks.append(_expected(prompt, answer, tokenizer))
@@ -177,8 +204,12 @@ def _end(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check
     name, count = f"{prompt.name}-end", len(answer.ids)
     if answer.stop is not None:
         token = tokenizer.decode([answer.stop], skip_special=False)
-        return check(name, True, f"stop token {answer.stop} {token!r} after {count - 1} tokens",
-                     "a stop token")  # fmt: skip
+        return check(
+            name,
+            True,
+            f"stop token {answer.stop} {token!r} after {count - 1} tokens",
+            "a stop token",
+        )
     why = f"no stop token in {count} tokens, the most that were asked for"
     return not_run(name, why if tokenizer.stop_ids else "the model names no stop token")
 
@@ -188,8 +219,10 @@ def _expected(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> 
     wrong = ""
     if prompt.output_ids is not None and answer.ids != prompt.output_ids:
         pairs = zip(answer.ids, prompt.output_ids, strict=False)
-        at = next((i for i, (a, b) in enumerate(pairs) if a != b),
-                  min(len(answer.ids), len(prompt.output_ids)))  # fmt: skip
+        at = next(
+            (i for i, (a, b) in enumerate(pairs) if a != b),
+            min(len(answer.ids), len(prompt.output_ids)),
+        )
         wrong = f"leaves the expected tokens after {at}"
     elif prompt.output_ids is None and prompt.output_text is not None:
         if answer.text.strip() != prompt.output_text.strip():
@@ -272,9 +305,11 @@ def faulty_side(cells: Mapping[tuple[str, str], bool | None], here: str, there: 
     ours = [form for form in FORMS if mine[form] is False]
     both = [form for form in ours if other[form] is False]
     if not both:
-        what = "its chat template, special or stop tokens" if ours == ["chat"] else (
-            "its weights, configuration or tokenizer"
-        )  # fmt: skip
+        what = (
+            "its chat template, special or stop tokens"
+            if ours == ["chat"]
+            else ("its weights, configuration or tokenizer")
+        )
         return f"{here} fails where {there} passes: {what}"
     if both == ["chat"] and mine["direct"]:
         return "chat fails in both and direct prompts pass: the chat template both carry"

@@ -177,9 +177,12 @@ def _text(row: Mapping[str, Any], path: Path) -> GoldenText:
         raise FormatError(f"{where}: has neither text nor ids")
     numbers = (int, float)
     return GoldenText(
-        row["name"], text, ids, _value(row, "nats_per_token", numbers, where),
+        row["name"],
+        text,
+        ids,
+        _value(row, "nats_per_token", numbers, where),
         _value(row, "tolerance", numbers, where),
-    )  # fmt: skip
+    )
 
 
 def _value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:

@@ -166,9 +166,15 @@ class ModelUnderTest(CheckContext):
                 target = self._folder / f"copy{FORMATS[format].extensions[0]}"
                 if FORMATS[format].weights_name is not None:
                     target = self._folder / f"copy-{format}"
-                convert(self.request.path, target, to=format, arch=self.request.arch,
-                        allow_missing=self.request.allow_missing, verify=False,
-                        source_hash=False)  # fmt: skip
+                convert(
+                    self.request.path,
+                    target,
+                    to=format,
+                    arch=self.request.arch,
+                    allow_missing=self.request.allow_missing,
+                    verify=False,
+                    source_hash=False,
+                )
                 self._copies[format] = target
             except AprfmtError as error:
                 self._copies[format] = error

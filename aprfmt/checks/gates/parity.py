@@ -78,8 +78,13 @@ class _Run:
 
 def _same(subject: ModelUnderTest, mine: _Run, copy: Model, name: str) -> Iterator[Check]:
     report = diff_models(subject.model, copy, explain=False)
-    yield _tensors(report, f"{name}-bytes", EQUAL, "SAME_BYTES or SAME_VALUES for every tensor",
-                   "aprfmt diff names the tensors and the first byte")  # fmt: skip
+    yield _tensors(
+        report,
+        f"{name}-bytes",
+        EQUAL,
+        "SAME_BYTES or SAME_VALUES for every tensor",
+        "aprfmt diff names the tensors and the first byte",
+    )
     yield _facts(report, name)
     theirs = _Run.of(subject, copy)
     yield from _runs(mine, theirs, name)
@@ -91,38 +96,60 @@ def _tensors(
     """Hold every tensor's verdict to those that are `fine`; what else differs is not asked here."""
     wrong = [t.key for t in report.worst() if t.verdict not in fine]
     said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
-    return check(name, not wrong and bool(report.tensors) and not report.damage,
-                 said + (f": {list_names(wrong)}" if wrong else ""), expected, todo)  # fmt: skip
+    return check(
+        name,
+        not wrong and bool(report.tensors) and not report.damage,
+        said + (f": {list_names(wrong)}" if wrong else ""),
+        expected,
+        todo,
+    )
 
 
 def _facts(report: DiffReport, name: str) -> Check:
     rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
     found = [f"{row.name} {row.a!r} | {row.b!r}" for row in rows]
-    return check(f"{name}-facts", not found, list_names(found) if found else "equal",
-                 "equal hyperparameters and token ids",
-                 "aprfmt diff --only hyperparameters")  # fmt: skip
+    return check(
+        f"{name}-facts",
+        not found,
+        list_names(found) if found else "equal",
+        "equal hyperparameters and token ids",
+        "aprfmt diff --only hyperparameters",
+    )
 
 
 def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
     wrong = [key for key, digest in mine.hashes.items() if theirs.hashes.get(key) != digest]
-    yield check(f"{name}-points", not wrong and mine.hashes.keys() == theirs.hashes.keys(),
-                f"{len(mine.hashes) - len(wrong)} of {len(mine.hashes)} points equal"
-                + (f", the first other one {wrong[0]}" if wrong else ""),
-                "equal bits at every capture point", "aprfmt diagnose names the cause")  # fmt: skip
+    yield check(
+        f"{name}-points",
+        not wrong and mine.hashes.keys() == theirs.hashes.keys(),
+        f"{len(mine.hashes) - len(wrong)} of {len(mine.hashes)} points equal"
+        + (f", the first other one {wrong[0]}" if wrong else ""),
+        "equal bits at every capture point",
+        "aprfmt diagnose names the cause",
+    )
     same = mine.logits.shape == theirs.logits.shape and bool(
         np.array_equal(float_bits(mine.logits), float_bits(theirs.logits))
     )
-    yield check(f"{name}-logits", same, "equal bits" if same else "other logits",
-                "equal logits for every token", "see the first point that differs")  # fmt: skip
+    yield check(
+        f"{name}-logits",
+        same,
+        "equal bits" if same else "other logits",
+        "equal logits for every token",
+        "see the first point that differs",
+    )
 
 
 def _against(subject: ModelUnderTest, mine: _Run, other: Model) -> Iterator[Check]:
     """Compare with the copy the user gave: equal, or the same model in a coarser encoding."""
     report = diff_models(subject.model, other, explain=False)
     yield _facts(report, "against")
-    yield _tensors(report, "against-tensors", _CLOSE,
-                   "every tensor equal, or within rounding of the coarser encoding",
-                   f"aprfmt diff {subject.where} {other.path}")  # fmt: skip
+    yield _tensors(
+        report,
+        "against-tensors",
+        _CLOSE,
+        "every tensor equal, or within rounding of the coarser encoding",
+        f"aprfmt diff {subject.where} {other.path}",
+    )
     theirs = _Run.of(subject, other)
     same = all(t.verdict in EQUAL for t in report.tensors)
     if same and not any(row.decisive for row in report.hyperparameters):
@@ -136,13 +163,22 @@ def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
     expected = f"at most {tolerances.MAX_CE_LOSSY} nats apart"
     odd = census(mine, theirs)
     if odd is not None:
-        return check("against-loss", False, f"logits: {odd.says('this model', 'the other')}",
-                     f"finite logits, {expected}", FINITE)  # fmt: skip
+        return check(
+            "against-loss",
+            False,
+            f"logits: {odd.says('this model', 'the other')}",
+            f"finite logits, {expected}",
+            FINITE,
+        )
     far = divergence(theirs[:-1], mine[:-1], labels)
     change = _loss(mine, labels) - _loss(theirs, labels)
-    return check("against-loss", abs(change) <= tolerances.MAX_CE_LOSSY,
-                 f"{change:+.4f} nats, KL {far.kl:.4g}, top token equal in {far.top1:.0%}",
-                 expected, "aprfmt diagnose names the cause")  # fmt: skip
+    return check(
+        "against-loss",
+        abs(change) <= tolerances.MAX_CE_LOSSY,
+        f"{change:+.4f} nats, KL {far.kl:.4g}, top token equal in {far.top1:.0%}",
+        expected,
+        "aprfmt diagnose names the cause",
+    )
 
 
 def _loss(logits: Numbers, labels: list[int]) -> float:
@@ -184,9 +220,14 @@ def _pair(subject: ModelUnderTest, other: Session, choice: Choice) -> tuple[list
     checks, distance = _logits(a, b, ids[1:], bound, str(choice))
     first = _first_point(mine, theirs, ids, moe, str(choice))
     checks.append(
-        check(f"{choice}-points", first is None, f"first beyond its bound: {first or 'none'}",
-              "every capture point inside its bound", TODO)
-    )  # fmt: skip
+        check(
+            f"{choice}-points",
+            first is None,
+            f"first beyond its bound: {first or 'none'}",
+            "every capture point inside its bound",
+            TODO,
+        )
+    )
     unit = "relative L2 of all logits"
     return checks, Measure(distance, unit, bound.rel_l2, "absolute", bound.reason)
 
@@ -218,14 +259,24 @@ def _logits(
     most = tolerances.device_loss_bound(bound.rel_l2, size)
     return [
         check(f"{other}-logits", distance <= bound.rel_l2, f"relL2 {distance:.3g}", within, TODO),
-        check(f"{other}-cosine", cosine >= straight, f"{cosine:.9f}", f"at least {straight:.6g}",
-              TODO),
-        check(f"{other}-top", not flipped, list_names([f"position {i}" for i in flipped]),
-              f"the same {TOP} likeliest tokens, ties by rounding aside", TODO),
-        check(f"{other}-loss", abs(change) <= most, f"{change:+.3g} nats",
-              f"at most {most:.3g} nats apart: logits of size {size:.3g} within {bound.rel_l2:g}",
-              TODO),
-    ], distance  # fmt: skip
+        check(
+            f"{other}-cosine", cosine >= straight, f"{cosine:.9f}", f"at least {straight:.6g}", TODO
+        ),
+        check(
+            f"{other}-top",
+            not flipped,
+            list_names([f"position {i}" for i in flipped]),
+            f"the same {TOP} likeliest tokens, ties by rounding aside",
+            TODO,
+        ),
+        check(
+            f"{other}-loss",
+            abs(change) <= most,
+            f"{change:+.3g} nats",
+            f"at most {most:.3g} nats apart: logits of size {size:.3g} within {bound.rel_l2:g}",
+            TODO,
+        ),
+    ], distance
 
 
 def _flips(a: Numbers, b: Numbers) -> list[int]:
@@ -250,8 +301,16 @@ def _first_point(
     traces = []
     for session in (mine, theirs):
         kept = Kept()
-        traces.append(session.trace(ids, tuple(session.points), keep=kept.keep, fetch=kept.fetch,
-                                    stop=False, logits_rows="all"))  # fmt: skip
+        traces.append(
+            session.trace(
+                ids,
+                tuple(session.points),
+                keep=kept.keep,
+                fetch=kept.fetch,
+                stop=False,
+                logits_rows="all",
+            )
+        )
     found = compare_traces(traces[0], traces[1], moe=moe)
     odd = next((row.nonfinite for row in found.points if row.key == found.first), None)
     if odd is None or not odd.alone:

@@ -72,9 +72,14 @@ def run(
             found = _answer(row, subject, row.name in chosen)
             subject.done.append(replace(found, asked=row.name in asked and row.name in chosen))
         return QaReport(
-            subject.where, tuple(subject.done), request.choice, min_run, dict(backend.facts()),
-            subject.ledger, request.accept,
-        )  # fmt: skip
+            subject.where,
+            tuple(subject.done),
+            request.choice,
+            min_run,
+            dict(backend.facts()),
+            subject.ledger,
+            request.accept,
+        )
 
 
 def _answer(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:

@@ -72,9 +72,13 @@ def _against_tensors(text: str) -> bool:
 def _presence(subject: ModelUnderTest) -> Check:
     """Report keys that say something else than the tensors show (biases, head, vocabulary)."""
     found = [text for text in _disagreements(subject) if _against_tensors(text)]
-    return check("keys-fit-tensors", not found, "; ".join(found) or "they do",
-                 "keys and tensors say the same",
-                 "a part was lost, or config.json is another model's")  # fmt: skip
+    return check(
+        "keys-fit-tensors",
+        not found,
+        "; ".join(found) or "they do",
+        "keys and tensors say the same",
+        "a part was lost, or config.json is another model's",
+    )
 
 
 def _disagreements(subject: ModelUnderTest) -> list[str]:
@@ -90,8 +94,13 @@ def _decodable(model: Model) -> Check:
             codec(tensor.encoding)
         except AprfmtError as error:
             bad.append(f"{tensor.name} ({error})")
-    return check("encodings-known", not bad, list_names(bad), "every encoding has a codec",
-                 "update aprfmt, or convert with the tool that wrote it")  # fmt: skip
+    return check(
+        "encodings-known",
+        not bad,
+        list_names(bad),
+        "every encoding has a codec",
+        "update aprfmt, or convert with the tool that wrote it",
+    )
 
 
 # --- metadata ---------------------------------------------------------------------------------
@@ -138,22 +147,34 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
     if heads:
         uneven = [shared for shared in counts if shared < 1 or heads % shared]
         over = " and ".join(map(str, uneven or counts))
-        yield check("heads-divide", not uneven, f"{heads} over {over}",
-                    "query heads a multiple of key/value heads")  # fmt: skip
+        yield check(
+            "heads-divide",
+            not uneven,
+            f"{heads} over {over}",
+            "query heads a multiple of key/value heads",
+        )
     if model.config is None:
         names = [name for name in _STATED if rotary or name != "rope_theta"]
         guessed = [name for name in names if hp.of(name).origin == "default"]
-        yield check("hyperparameters-stated", not guessed, list_names(guessed),
-                    "nothing the forward pass needs was taken from a default",
-                    "convert again from a folder with its config.json")  # fmt: skip
+        yield check(
+            "hyperparameters-stated",
+            not guessed,
+            list_names(guessed),
+            "nothing the forward pass needs was taken from a default",
+            "convert again from a folder with its config.json",
+        )
 
 
 def _conflicts(subject: ModelUnderTest) -> Check:
     said = [text for text in _disagreements(subject) if not _against_tensors(text)]
     said += [note.text for note in subject.model.notes if note.level == "warning"]
-    return check("no-conflicts", not said, "; ".join(said) or "none",
-                 "keys, config and tensors say the same",
-                 "one of them is another model's")  # fmt: skip
+    return check(
+        "no-conflicts",
+        not said,
+        "; ".join(said) or "none",
+        "keys, config and tensors say the same",
+        "one of them is another model's",
+    )
 
 
 def _tokenizer(subject: ModelUnderTest) -> Iterator[Check]:
@@ -164,8 +185,12 @@ def _tokenizer(subject: ModelUnderTest) -> Iterator[Check]:
     strict = subject.request.strict
     yield from repeat_result(subject, "vocabulary_size", "vocabulary-fits", strict=strict)
     yield from repeat_result(subject, "special_ids", "special-ids-inside", strict=strict)
-    yield check("stop-tokens", bool(tokenizer.stop_ids),
-                list_names([f"{i} {tokenizer.token(i)!r}" for i in sorted(tokenizer.stop_ids)]),
-                "at least one", "generation would never stop: set eos_token_id")  # fmt: skip
+    yield check(
+        "stop-tokens",
+        bool(tokenizer.stop_ids),
+        list_names([f"{i} {tokenizer.token(i)!r}" for i in sorted(tokenizer.stop_ids)]),
+        "at least one",
+        "generation would never stop: set eos_token_id",
+    )
     if tokenizer.chat_template is not None:
         yield from repeat_result(subject, "chat_template", "template-harmless")

@@ -13,7 +13,7 @@ import numpy as np
 from aprfmt.arch.spec import split_key
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
-from aprfmt.checks.bounds import RoleBounds, numbers, role_bounds
+from aprfmt.checks.bounds import RoleBounds, numbers, role_bounds, tensor_bounds
 from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, Result, list_names
 from aprfmt.tensors.stats import Accumulator, Stats, merge_stats, tensor_stats
@@ -36,12 +36,14 @@ def check_init_statistics(subject: ModelUnderTest) -> Result:
     model = subject.model
     arch, block = model.spec.name, model.spec.block
     by_role: dict[str, list[RoleStats]] = {}
+    limits: dict[str, RoleBounds] = {}
     for key, tensor in model.roles.items():
         role = split_key(key)[1]
         offset = float(block.norm_offset) if "rms" in role_bounds(arch, role) else 0.0
+        limits[role] = tensor_bounds(arch, role, tensor.shape)
         stats = logical_stats(tensor)
         by_role.setdefault(role, []).append(RoleStats(key, stats, numbers(stats, offset)))
-    checks = [_judge(role, rows, role_bounds(arch, role)) for role, rows in by_role.items()]
+    checks = [_judge(role, rows, limits[role]) for role, rows in by_role.items()]
     if "token_embd.weight" in model.roles:
         checks.append(_dead_rows(model.roles["token_embd.weight"]))
     measures = {

@@ -55,9 +55,14 @@ def decode_across(
 ) -> None: ...
 def halves(codes: Buffer, half: int, out: Any, back: bool = False, /) -> None: ...
 def regroup(
-    codes: Buffer, size: int, values: Any, before: tuple[Any, ...], after: tuple[Any, ...],
-    most: float, /
-) -> tuple[int, float]: ...  # fmt: skip
+    codes: Buffer,
+    size: int,
+    values: Any,
+    before: tuple[Any, ...],
+    after: tuple[Any, ...],
+    most: float,
+    /,
+) -> tuple[int, float]: ...
 def turn(order: str, held: Buffer, first: int, out: Any, /) -> None: ...
 @overload
 def encode(

@@ -20,16 +20,19 @@ def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
         crc += f", computed 0x{header.computed_checksum:08x}"
     yield from sequential_fields(
         [
-            ("magic", 4, repr(header.magic)[2:-1]), ("version_major", 1, header.major),
-            ("version_minor", 1, header.minor), ("flags", 2, flags),
+            ("magic", 4, repr(header.magic)[2:-1]),
+            ("version_major", 1, header.major),
+            ("version_minor", 1, header.minor),
+            ("flags", 2, flags),
             ("tensor_count", 4, header.tensor_count),
             ("metadata_offset", 8, header.metadata_offset),
             ("metadata_size", 4, header.metadata_size),
             ("tensor_index_offset", 8, header.index_offset),
-            ("data_offset", 8, header.data_offset), ("checksum", 4, crc),
+            ("data_offset", 8, header.data_offset),
+            ("checksum", 4, crc),
             ("reserved", HEADER_SIZE - 44, header.reserved.hex()),
         ]
-    )  # fmt: skip
+    )
     text = str(parsed.metadata_raw[:240], "utf-8", "replace")
     yield HeaderField(header.metadata_offset, header.metadata_size, "metadata", shorten(text, 60))
     cursor = Cursor(parsed.buffer, where, header.index_offset)

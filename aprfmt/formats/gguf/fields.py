@@ -15,9 +15,13 @@ def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     parsed = parse(buffer, where, damaged=True)
     tensors, keys = parsed.counts
     yield from sequential_fields(
-        [("magic", 4, MAGIC.decode()), ("version", 4, parsed.version),
-         ("tensor_count", 8, tensors), ("key_count", 8, keys)]
-    )  # fmt: skip
+        [
+            ("magic", 4, MAGIC.decode()),
+            ("version", 4, parsed.version),
+            ("tensor_count", 8, tensors),
+            ("key_count", 8, keys),
+        ]
+    )
     for key, field in parsed.metadata.fields.items():
         value = parsed.metadata[key]
         shown = shorten(value, 60) if isinstance(value, str) else shorten(repr(value), 60)

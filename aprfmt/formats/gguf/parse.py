@@ -98,10 +98,18 @@ def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
     if misaligned is not None:  # nobody knows where the data begin
         cursor.faults.spoil(misaligned, [entry.name for entry in entries])
     parsed = ParsedGguf(
-        cursor.where, cursor.size, version, cursor.order, alignment, metadata, cursor.faults,
-        align_size(cursor.offset, alignment), cursor.offset, counts=(tensors, keys),
+        cursor.where,
+        cursor.size,
+        version,
+        cursor.order,
+        alignment,
+        metadata,
+        cursor.faults,
+        align_size(cursor.offset, alignment),
+        cursor.offset,
+        counts=(tensors, keys),
         table=(begin, cursor.offset),
-    )  # fmt: skip
+    )
     starts = sorted({entry.offset for entry in entries})
     room = TensorExtents(starts, cursor.size - parsed.data_offset, alignment)
     entries, said = resolve_fork_types(entries, room, metadata)
@@ -236,9 +244,13 @@ def _place(
             )
             parsed.faults.add(error, entry.name)
         parsed.infos[entry.name] = TensorInfo(
-            entry.name, entry.shape, entry.row.name, offset, nbytes,
+            entry.name,
+            entry.shape,
+            entry.row.name,
+            offset,
+            nbytes,
             entry.row.row_bytes(entry.shape),
-        )  # fmt: skip
+        )
 
 
 def _gap(parsed: ParsedGguf, entry: TableLine, starts: Sequence[int], partial: bool) -> int:

@@ -29,9 +29,12 @@ _ELEMENTS = ("int32", "uint32", "int64", "uint64")  # for a list of ints
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     name: (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     for name, bits, signed in (
-        ("uint32", 32, False), ("uint64", 64, False), ("int32", 32, True), ("int64", 64, True),
+        ("uint32", 32, False),
+        ("uint64", 64, False),
+        ("int32", 32, True),
+        ("int64", 64, True),
     )
-}  # fmt: skip
+}
 
 
 def encode_key(key: str) -> bytes:

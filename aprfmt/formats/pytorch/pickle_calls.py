@@ -59,9 +59,14 @@ def _numbers(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _tensor(
-    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False,
-    hooks: Any = None, metadata: Any = None,
-) -> TensorValue:  # fmt: skip
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    requires_grad: Any = False,
+    hooks: Any = None,
+    metadata: Any = None,
+) -> TensorValue:
     if not isinstance(storage, Storage):
         raise ValueError(f"the storage is {describe_value(storage)}")
     return _of(storage, storage.dtype, offset, size, stride, metadata)
@@ -80,9 +85,15 @@ def _of(
 
 
 def _tensor_v3(
-    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, dtype: Any,
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    requires_grad: Any,
+    hooks: Any,
+    dtype: Any,
     metadata: Any = None,
-) -> TensorValue:  # fmt: skip
+) -> TensorValue:
     if not isinstance(storage, Storage):
         raise ValueError(f"the storage is {describe_value(storage)}")
     return _of(storage, dtype_of(dtype), offset, size, stride, metadata)
@@ -99,9 +110,14 @@ def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None, state: A
 
 
 def _quantized(
-    storage: Any, offset: Any, size: Any, stride: Any, quantizer: Any, requires_grad: Any = False,
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    quantizer: Any,
+    requires_grad: Any = False,
     hooks: Any = None,
-) -> TensorValue:  # fmt: skip
+) -> TensorValue:
     found = _tensor(storage, offset, size, stride)
     if (
         not isinstance(quantizer, tuple)
@@ -126,9 +142,15 @@ def _meta(dtype: Any, size: Any, stride: Any, requires_grad: Any = False) -> Ten
 
 
 def _wrapper(
-    kind: Any, dtype: Any, size: Any, stride: Any, offset: Any, layout: Any, device: Any,
+    kind: Any,
+    dtype: Any,
+    size: Any,
+    stride: Any,
+    offset: Any,
+    layout: Any,
+    device: Any,
     requires_grad: Any,
-) -> TensorValue:  # fmt: skip
+) -> TensorValue:
     found = _of(None, dtype_of(dtype), offset, size, stride)
     found.kind = describe_value(kind)
     return found
@@ -164,10 +186,15 @@ def _sparse(layout: Any, data: Any) -> SparseTensorValue:
         raise ValueError(f"its layout is {describe_value(layout)}, its data {describe_value(data)}")
     coo = layout == "torch.sparse_coo"
     rows = layout in ("torch.sparse_csr", "torch.sparse_bsr")
-    names = ("indices", "values") if coo else (
-        ("crow_indices", "col_indices", "values") if rows
-        else ("ccol_indices", "row_indices", "values")
-    )  # fmt: skip
+    names = (
+        ("indices", "values")
+        if coo
+        else (
+            ("crow_indices", "col_indices", "values")
+            if rows
+            else ("ccol_indices", "row_indices", "values")
+        )
+    )
     if len(data) <= len(names):
         raise ValueError(f"{layout} has {len(data)} values")
     facts = {"layout": layout, "shape": list(_numbers(data[len(names)], "the size"))}

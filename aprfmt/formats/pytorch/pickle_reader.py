@@ -101,9 +101,12 @@ class Unpickler:
     """
 
     def __init__(
-        self, stream: Stream, call: Callable[[GlobalName, tuple[Any, ...]], Any],
-        resolve: Callable[[Any], Any], imports: dict[str, None],
-    ) -> None:  # fmt: skip
+        self,
+        stream: Stream,
+        call: Callable[[GlobalName, tuple[Any, ...]], Any],
+        resolve: Callable[[Any], Any],
+        imports: dict[str, None],
+    ) -> None:
         self.stream = stream
         self._call = call
         self._resolve = resolve

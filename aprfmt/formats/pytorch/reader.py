@@ -133,9 +133,13 @@ class PytorchSource:
     damage: Sequence[Damage] = ()
 
     def __init__(
-        self, path: Path, opened: Sequence[PickledFile], tensors: Mapping[str, LazyTensor],
-        index_metadata: Mapping[str, Value], notes: Sequence[Note] = (),
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        opened: Sequence[PickledFile],
+        tensors: Mapping[str, LazyTensor],
+        index_metadata: Mapping[str, Value],
+        notes: Sequence[Note] = (),
+    ) -> None:
         self.path = path
         self.shards = tuple(opened)
         self.files = tuple(each.file.path for each in opened)

@@ -102,9 +102,11 @@ class Resolver:
         view = given[5] if len(given) == 6 else None
         if view is None:
             return Storage(key, dtype, count * size)
-        if not isinstance(view, tuple) or len(view) != 3 or any(
-            type(each) is not int or each < 0 for each in view[1:]
-        ):  # fmt: skip
+        if (
+            not isinstance(view, tuple)
+            or len(view) != 3
+            or any(type(each) is not int or each < 0 for each in view[1:])
+        ):
             raise ValueError(f"has a view of a storage that is {describe_value(view)}")
         if (view[1] + view[2]) > count:
             raise ValueError(f"has a view {view[1]}..{view[1] + view[2]} of {count} elements")
@@ -113,9 +115,11 @@ class Resolver:
 
 def storage_dtype(kind: Any) -> str:
     """Return the dtype of a storage class; ValueError for any other name."""
-    if isinstance(kind, GlobalName) and kind.name in STORAGES and (
-        kind.module in ("torch", "torch.storage", "torch.cuda")
-    ):  # fmt: skip
+    if (
+        isinstance(kind, GlobalName)
+        and kind.name in STORAGES
+        and (kind.module in ("torch", "torch.storage", "torch.cuda"))
+    ):
         return STORAGES[kind.name]
     raise ValueError(f"has a storage of class {describe_value(kind)}, which is not read here")
 
@@ -155,9 +159,11 @@ def _zip(file: ByteSource, where: str) -> PickleContents:
             )
         places[key] = (held.start, held.start + storage.nbytes)
     order = records.get(root + "byteorder")
-    said = b"little" if order is None or order.size > 16 else (
-        bytes(file.view[order.start : order.start + order.size])
-    )  # fmt: skip
+    said = (
+        b"little"
+        if order is None or order.size > 16
+        else (bytes(file.view[order.start : order.start + order.size]))
+    )
     if said not in (b"little", b"big"):
         raise FormatError(f"{where}: its byte order is {said!r}; expected little or big")
     return PickleContents("zip", value, places, imports, said == b"big", records, file.size)
@@ -195,9 +201,13 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
 
 
 def _counted(
-    file: ByteSource, at: int, storage: Storage, places: dict[str, tuple[int, int]],
-    swapped: bool, where: str,
-) -> int:  # fmt: skip
+    file: ByteSource,
+    at: int,
+    storage: Storage,
+    places: dict[str, tuple[int, int]],
+    swapped: bool,
+    where: str,
+) -> int:
     """Note where a storage lies behind its count of elements; return where it ends."""
     shown = shorten(storage.key, 40)
     if at + 8 > file.size:

@@ -29,9 +29,13 @@ class StridedTensor(LazyTensor):
     makes = True
 
     def __init__(
-        self, file: ByteSource, info: TensorInfo, value: TensorValue, place: tuple[int, int],
+        self,
+        file: ByteSource,
+        info: TensorInfo,
+        value: TensorValue,
+        place: tuple[int, int],
         swapped: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._file, self.info, self._value = file, info, value
         self._place, self._swapped = place, swapped
 
@@ -102,9 +106,12 @@ def tensor_info(name: str, value: TensorValue, where: str, start: int) -> Tensor
 
 
 def open_tensor(
-    file: ByteSource, name: str, value: TensorValue, places: dict[str, tuple[int, int]],
+    file: ByteSource,
+    name: str,
+    value: TensorValue,
+    places: dict[str, tuple[int, int]],
     swapped: bool,
-) -> LazyTensor:  # fmt: skip
+) -> LazyTensor:
     """Return a described tensor. Raises FormatError where its storage is too short for it."""
     where = f"{file.path}: tensor {shorten(name, 100)!r}"
     count, size = math.prod(value.shape), DTYPES[value.dtype][1]

@@ -186,9 +186,12 @@ def _local(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
     _, _, flags, method, _, _, _, _, plain, name_size, extra_size = _LOCAL.unpack(head)
     named = len(entry.name.encode("utf-8", "surrogateescape"))
     later = flags & _DESCRIPTOR and plain == 0
-    if method or flags & 1 or name_size != named or (
-        plain not in (entry.size, _WIDE) and not later
-    ):  # fmt: skip
+    if (
+        method
+        or flags & 1
+        or name_size != named
+        or (plain not in (entry.size, _WIDE) and not later)
+    ):
         raise FormatError(
             f"{what}: its local zip header at byte {entry.header} does not say what the directory "
             "says; it is damaged, or made to be read in two ways"

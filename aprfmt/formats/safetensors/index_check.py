@@ -29,9 +29,11 @@ class IndexFault:
 
 
 def check_map(
-    path: Path, weight_map: Mapping[str, str], stored: Mapping[str, set[str]],
+    path: Path,
+    weight_map: Mapping[str, str],
+    stored: Mapping[str, set[str]],
     faults: list[IndexFault] | None,
-) -> None:  # fmt: skip
+) -> None:
     """Hold a weight map to the names that each shard stores.
 
     What does not fit goes to `faults`; without them FormatError is raised for the first.
@@ -57,9 +59,13 @@ def check_map(
 
 
 def _refuse(
-    path: Path, weight_map: Mapping[str, str], homes: Mapping[str, str], moved: Sequence[str],
-    absent: Sequence[str], loose: Sequence[str],
-) -> None:  # fmt: skip
+    path: Path,
+    weight_map: Mapping[str, str],
+    homes: Mapping[str, str],
+    moved: Sequence[str],
+    absent: Sequence[str],
+    loose: Sequence[str],
+) -> None:
     todo = f"make the index anew: {REMEDY} {path.parent}"
     for name in (*absent, *moved):
         there = f"it is in {homes[name]}" if name in homes else "no other shard does"

@@ -166,9 +166,13 @@ def _of_compact(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe | None:
         rows = [] if text is None else _ENTRY.findall(text)
         count += len(rows)
         # Matches do not overlap: where their lengths make up the window, nothing lies between.
-        if text is None or not rows or count > MAX_COUNT or len(text) != _FRAME * len(rows) + sum(
-            sum(map(len, column)) for column in zip(*rows, strict=True)
-        ):  # fmt: skip
+        if (
+            text is None
+            or not rows
+            or count > MAX_COUNT
+            or len(text)
+            != _FRAME * len(rows) + sum(sum(map(len, column)) for column in zip(*rows, strict=True))
+        ):
             return None
         if not read.compact(rows, parsed.infos):
             return None

@@ -11,21 +11,12 @@ a capture. A launch that the driver refuses raises.
     decode_coded(packed, absmax, code, out, ...)    NF4 and FP4
     matvec("Q4_K", raw, x, out, stream=s)           x [tokens, in] times encoded [out, in], turned
     stats(x, result, workspace, stream=s)             one-pass statistics; `to_stats(result)` later
-    compare(a, b, result, workspace, stream=s)        one-pass comparison of two arrays
 """
 
 from aprfmt.inference.fast.cuda.arrays import Flat, flat
 from aprfmt.inference.fast.cuda.decode import DECODED, decode, decode_coded
 from aprfmt.inference.fast.cuda.matvec import MATVEC, MATVEC_TOKENS, matvec
-from aprfmt.inference.fast.cuda.reduce import (
-    RESULT,
-    WORKSPACE,
-    ArrayDifference,
-    compare,
-    stats,
-    to_difference,
-    to_stats,
-)
+from aprfmt.inference.fast.cuda.reduce import RESULT, WORKSPACE, stats, to_stats
 
 __all__ = [
     "DECODED",
@@ -33,14 +24,11 @@ __all__ = [
     "MATVEC_TOKENS",
     "RESULT",
     "WORKSPACE",
-    "ArrayDifference",
     "Flat",
-    "compare",
     "decode",
     "decode_coded",
     "flat",
     "matvec",
     "stats",
-    "to_difference",
     "to_stats",
 ]

@@ -62,10 +62,15 @@ class Attention:
         (before, window), (tokens, keys) = heads.causal, heads.mask.shape
         mask, cached = memory.arrays().empty((tokens, keys), "uint8"), self._brought.cached
         self._ops.over(
-            "causal", tokens * keys, memory.pointer(mask),
-            0 if cached is None else memory.pointer(cached), before, tokens * keys, keys,
+            "causal",
+            tokens * keys,
+            memory.pointer(mask),
+            0 if cached is None else memory.pointer(cached),
+            before,
+            tokens * keys,
+            keys,
             window or 0,
-        )  # fmt: skip
+        )
         return mask
 
     def _row(self, keys: int, rows: int) -> tuple[int, int, Any]:
@@ -95,11 +100,24 @@ class Attention:
         out = self._empty(tokens, n_heads, v.shape[-1])
         shared, rows, room = self._row(keys, tokens * n_heads)
         self._ops.run(
-            "attend", (tokens, n_heads), memory.pointer(q), memory.pointer(k), memory.pointer(v),
-            memory.pointer(self.mask(heads)), self._sinks(heads), memory.pointer(out), rows, keys,
-            kv_heads, d, int(v.shape[-1]), int(heads.cast == "input"), float(heads.scale),
-            float(heads.softcap or 0.0), shared=shared,
-        )  # fmt: skip
+            "attend",
+            (tokens, n_heads),
+            memory.pointer(q),
+            memory.pointer(k),
+            memory.pointer(v),
+            memory.pointer(self.mask(heads)),
+            self._sinks(heads),
+            memory.pointer(out),
+            rows,
+            keys,
+            kv_heads,
+            d,
+            int(v.shape[-1]),
+            int(heads.cast == "input"),
+            float(heads.scale),
+            float(heads.softcap or 0.0),
+            shared=shared,
+        )
         del room
         return out
 
@@ -114,10 +132,18 @@ class Attention:
         if self._deterministic:
             warps = GROUP // 32
             self._ops.run(
-                "scores", (-(-keys // warps), tokens, n_heads), memory.pointer(q),
-                memory.pointer(k), memory.pointer(out), keys, n_heads, kv_heads, d,
-                float(heads.scale), float(heads.softcap or 0.0),
-            )  # fmt: skip
+                "scores",
+                (-(-keys // warps), tokens, n_heads),
+                memory.pointer(q),
+                memory.pointer(k),
+                memory.pointer(out),
+                keys,
+                n_heads,
+                kv_heads,
+                d,
+                float(heads.scale),
+                float(heads.softcap or 0.0),
+            )
             return out
         group, item = n_heads // kv_heads, int(q.itemsize)
         for g in range(group):  # one query head of every group at a time, in place
@@ -126,10 +152,15 @@ class Attention:
                 memory.pointer(q) + g * d * item,
                 memory.pointer(k),
                 memory.pointer(out) + g * tokens * keys * item,
-                rows=tokens, columns=keys, depth=d, turned=True,
+                rows=tokens,
+                columns=keys,
+                depth=d,
+                turned=True,
                 strides=(n_heads * d, kv_heads * d, keys),
-                batch=kv_heads, steps=(group * d, d, group * tokens * keys), tf32=self._tf32,
-            )  # fmt: skip
+                batch=kv_heads,
+                steps=(group * d, d, group * tokens * keys),
+                tf32=self._tf32,
+            )
         place, count = memory.pointer(out), int(out.size)
         self._ops.over("scale", count, place, place, count, float(heads.scale))
         if heads.softcap is not None:
@@ -145,10 +176,17 @@ class Attention:
         out = self._empty(n_heads, tokens, keys)
         shared, rows, room = self._row(keys, tokens * n_heads)
         self._ops.run(
-            "probs", (tokens, n_heads), memory.pointer(scores), memory.pointer(mask),
-            self._sinks(heads), memory.pointer(out), rows, keys, int(heads.cast == "input"),
+            "probs",
+            (tokens, n_heads),
+            memory.pointer(scores),
+            memory.pointer(mask),
+            self._sinks(heads),
+            memory.pointer(out),
+            rows,
+            keys,
+            int(heads.cast == "input"),
             shared=shared,
-        )  # fmt: skip
+        )
         del room
         return out
 
@@ -159,9 +197,18 @@ class Attention:
         if self._deterministic:
             shared, rows, room = self._row(keys, tokens * n_heads)
             self._ops.run(
-                "mix", (tokens, n_heads), memory.pointer(probs), memory.pointer(v),
-                memory.pointer(out), rows, keys, n_heads, kv_heads, dv, shared=shared,
-            )  # fmt: skip
+                "mix",
+                (tokens, n_heads),
+                memory.pointer(probs),
+                memory.pointer(v),
+                memory.pointer(out),
+                rows,
+                keys,
+                n_heads,
+                kv_heads,
+                dv,
+                shared=shared,
+            )
             del room
             return out
         group, item = n_heads // kv_heads, int(v.itemsize)
@@ -171,8 +218,13 @@ class Attention:
                 memory.pointer(probs) + g * tokens * keys * item,
                 memory.pointer(v),
                 memory.pointer(out) + g * dv * item,
-                rows=tokens, columns=dv, depth=keys, turned=False,
+                rows=tokens,
+                columns=dv,
+                depth=keys,
+                turned=False,
                 strides=(keys, kv_heads * dv, n_heads * dv),
-                batch=kv_heads, steps=(group * tokens * keys, dv, group * dv), tf32=self._tf32,
-            )  # fmt: skip
+                batch=kv_heads,
+                steps=(group * tokens * keys, dv, group * dv),
+                tf32=self._tf32,
+            )
         return out

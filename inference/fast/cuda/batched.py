@@ -35,10 +35,15 @@ def products(x: torch.Tensor, weights: torch.Tensor, columns: int) -> torch.Tens
     given, out = places(x, rows * depth * item), places(y, rows * columns * item)
     handle = torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
     cublas.addressed(
-        _library(), handle, str(x.dtype).removeprefix("torch."),
+        _library(),
+        handle,
+        str(x.dtype).removeprefix("torch."),
         (given.data_ptr(), weights.data_ptr(), out.data_ptr()),
-        count=n, rows=rows, columns=columns, depth=depth,
-    )  # fmt: skip
+        count=n,
+        rows=rows,
+        columns=columns,
+        depth=depth,
+    )
     return y
 
 

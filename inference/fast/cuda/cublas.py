@@ -68,30 +68,89 @@ def _arithmetic(dtype: str, tf32: bool) -> tuple[int, int, int, int]:
 
 
 def strided(
-    found: Any, handle: int, dtype: str, places: Sequence[int], *, rows: int, columns: int,
-    depth: int, turned: bool, strides: Sequence[int], batch: int, steps: Sequence[int], tf32: bool,
-) -> None:  # fmt: skip
+    found: Any,
+    handle: int,
+    dtype: str,
+    places: Sequence[int],
+    *,
+    rows: int,
+    columns: int,
+    depth: int,
+    turned: bool,
+    strides: Sequence[int],
+    batch: int,
+    steps: Sequence[int],
+    tf32: bool,
+) -> None:
     """Set c to a times b of `places` (a, b, c), `batch` times; see gemm.product."""
     kind, compute, one, zero = _arithmetic(dtype, tf32)
     call(
-        found, "cublasGemmStridedBatchedEx",
-        handle, _TURNED if turned else _PLAIN, _PLAIN, columns, rows, depth,
-        one, places[1], kind, strides[1], steps[1], places[0], kind, strides[0], steps[0],
-        zero, places[2], kind, strides[2], steps[2], batch, compute, _DEFAULT,
-    )  # fmt: skip
+        found,
+        "cublasGemmStridedBatchedEx",
+        handle,
+        _TURNED if turned else _PLAIN,
+        _PLAIN,
+        columns,
+        rows,
+        depth,
+        one,
+        places[1],
+        kind,
+        strides[1],
+        steps[1],
+        places[0],
+        kind,
+        strides[0],
+        steps[0],
+        zero,
+        places[2],
+        kind,
+        strides[2],
+        steps[2],
+        batch,
+        compute,
+        _DEFAULT,
+    )
 
 
 def addressed(
-    found: Any, handle: int, dtype: str, places: Sequence[int], *, count: int, rows: int,
-    columns: int, depth: int, tf32: bool = False,
-) -> None:  # fmt: skip
+    found: Any,
+    handle: int,
+    dtype: str,
+    places: Sequence[int],
+    *,
+    count: int,
+    rows: int,
+    columns: int,
+    depth: int,
+    tf32: bool = False,
+) -> None:
     """Set each c [rows, columns] to a [rows, depth] times b [columns, depth] transposed.
 
     `places` are where the `count` addresses of a, b and c lie on the device.
     """
     kind, compute, one, zero = _arithmetic(dtype, tf32)
     call(
-        found, "cublasGemmBatchedEx", handle, _TURNED, _PLAIN, columns, rows, depth,
-        one, places[1], kind, depth, places[0], kind, depth,
-        zero, places[2], kind, columns, count, compute, _DEFAULT,
-    )  # fmt: skip
+        found,
+        "cublasGemmBatchedEx",
+        handle,
+        _TURNED,
+        _PLAIN,
+        columns,
+        rows,
+        depth,
+        one,
+        places[1],
+        kind,
+        depth,
+        places[0],
+        kind,
+        depth,
+        zero,
+        places[2],
+        kind,
+        columns,
+        count,
+        compute,
+        _DEFAULT,
+    )

@@ -142,11 +142,19 @@ def decode_coded(
     defines = (f"TILE {tile}", f"CODED_THREADS {threads}")
     kernel = function(CODED_FILES, f"decode_{to.dtype}", defines)
     kernel(
-        (-(-to.count // tile),), (threads,),
-        (data.ptr, scales.ptr, table.ptr, blocksize.bit_length() - 1, _SAVED[saved],
-         to.ptr, to.count),
+        (-(-to.count // tile),),
+        (threads,),
+        (
+            data.ptr,
+            scales.ptr,
+            table.ptr,
+            blocksize.bit_length() - 1,
+            _SAVED[saved],
+            to.ptr,
+            to.count,
+        ),
         stream=stream_of(stream),
-    )  # fmt: skip
+    )
 
 
 def _check_output(what: str, out: Flat) -> None:

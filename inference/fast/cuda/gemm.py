@@ -34,23 +34,46 @@ def product(
     float32 (float64 in float64); TF32 is used in float32 only if `tf32`.
     """
     cublas.strided(
-        *_current(), dtype, (a, b, c), rows=rows, columns=columns, depth=depth, turned=turned,
-        strides=strides, batch=batch, steps=steps, tf32=tf32,
-    )  # fmt: skip
+        *_current(),
+        dtype,
+        (a, b, c),
+        rows=rows,
+        columns=columns,
+        depth=depth,
+        turned=turned,
+        strides=strides,
+        batch=batch,
+        steps=steps,
+        tf32=tf32,
+    )
 
 
 def products(
-    dtype: str, a: int, b: int, c: int, *, count: int, rows: int, columns: int, depth: int,
+    dtype: str,
+    a: int,
+    b: int,
+    c: int,
+    *,
+    count: int,
+    rows: int,
+    columns: int,
+    depth: int,
     tf32: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Set `count` matrices c [rows, columns] to a [rows, depth] times b [columns, depth] turned.
 
     Their addresses lie on the device, as int64 at `a`, `b` and `c`.
     """
     cublas.addressed(
-        *_current(), dtype, (a, b, c), count=count, rows=rows, columns=columns, depth=depth,
+        *_current(),
+        dtype,
+        (a, b, c),
+        count=count,
+        rows=rows,
+        columns=columns,
+        depth=depth,
         tf32=tf32,
-    )  # fmt: skip
+    )
 
 
 def _current() -> tuple[Any, int]:

@@ -39,9 +39,16 @@ def load(dtype: str) -> None:
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, y: Tensor, *, dtype: str, eps: float, offset: int, before: bool,
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    *,
+    dtype: str,
+    eps: float,
+    offset: int,
+    before: bool,
     stream: int,
-) -> None:  # fmt: skip
+) -> None:
     """Fill y with the RMS norm of x [..., width] by its last axis."""
     width = x.shape[-1]
     pieces = -(-width * x.element_size() // 16)
@@ -55,24 +62,47 @@ def rms_norm(
 
 
 def rope(
-    x: Tensor, x_out: Tensor, z: Tensor | None, z_out: Tensor | None, table: tuple[Tensor, Tensor],
-    *, dtype: str, wide: bool, interleaved: bool, stepped: bool, stream: int,
-) -> None:  # fmt: skip
+    x: Tensor,
+    x_out: Tensor,
+    z: Tensor | None,
+    z_out: Tensor | None,
+    table: tuple[Tensor, Tensor],
+    *,
+    dtype: str,
+    wide: bool,
+    interleaved: bool,
+    stepped: bool,
+    stream: int,
+) -> None:
     """Rotate x and z [tokens, heads, dim] (heads of a token lie together) by one table.
 
     `wide`: the table is float32 for any dtype. `stepped`: each product is rounded.
     """
     tokens, heads, dim = x.shape
-    more = (0, 0, 0, 0) if z is None else (
-        z.data_ptr(), z.stride(0), z_out.data_ptr() if z_out is not None else 0, z.shape[1]
-    )  # fmt: skip
+    more = (
+        (0, 0, 0, 0)
+        if z is None
+        else (z.data_ptr(), z.stride(0), z_out.data_ptr() if z_out is not None else 0, z.shape[1])
+    )
     pairs = table[0].shape[-1]
     _kernel("rope_wide" if wide else "rope_rounded", dtype)(
-        (heads + more[3], tokens), (32 if dim <= 64 else 64,),
-        (x.data_ptr(), x.stride(0), x_out.data_ptr(), heads, *more, table[0].data_ptr(),
-         table[1].data_ptr(), dim, pairs, int(interleaved), int(stepped)),
+        (heads + more[3], tokens),
+        (32 if dim <= 64 else 64,),
+        (
+            x.data_ptr(),
+            x.stride(0),
+            x_out.data_ptr(),
+            heads,
+            *more,
+            table[0].data_ptr(),
+            table[1].data_ptr(),
+            dim,
+            pairs,
+            int(interleaved),
+            int(stepped),
+        ),
         stream=stream_of(stream),
-    )  # fmt: skip
+    )
 
 
 def append(
@@ -81,22 +111,37 @@ def append(
     """Write one token's k and v to row `cached` (int64 on the device) of keys and values."""
     widths = k.numel(), v.numel()
     _kernel("append", dtype)(
-        (-(-sum(widths) // 256),), (256,),
-        (k.data_ptr(), v.data_ptr(), keys.data_ptr(), values.data_ptr(), cached.data_ptr(),
-         *widths),
+        (-(-sum(widths) // 256),),
+        (256,),
+        (
+            k.data_ptr(),
+            v.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            cached.data_ptr(),
+            *widths,
+        ),
         stream=stream_of(stream),
-    )  # fmt: skip
+    )
 
 
 def act_mul(gate: Tensor, up: Tensor, y: Tensor, kind: str, *, dtype: str, stream: int) -> None:
     """Fill y [rows, width] with act(gate) * up; rows need not be contiguous."""
     rows, width = y.shape
     _kernel("act_mul", dtype)(
-        (-(-width // 256), rows), (256,),
-        (gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), y.data_ptr(), width,
-         ACTIVATIONS.index(kind)),
+        (-(-width // 256), rows),
+        (256,),
+        (
+            gate.data_ptr(),
+            gate.stride(0),
+            up.data_ptr(),
+            up.stride(0),
+            y.data_ptr(),
+            width,
+            ACTIVATIONS.index(kind),
+        ),
         stream=stream_of(stream),
-    )  # fmt: skip
+    )
 
 
 def split_of(rows: int, columns: int, lane_elements: int) -> int:
@@ -108,9 +153,15 @@ def split_of(rows: int, columns: int, lane_elements: int) -> int:
 
 
 def matvec(
-    weights: Sequence[Tensor], biases: Sequence[Tensor | None], x: Tensor, y: Tensor, *,
-    dtype: str, stream: int, residual: Tensor | None = None,
-) -> None:  # fmt: skip
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    x: Tensor,
+    y: Tensor,
+    *,
+    dtype: str,
+    stream: int,
+    residual: Tensor | None = None,
+) -> None:
     """Fill y with x times one to three weights [n, columns], one after another, plus biases.
 
     Rows must be a multiple of 16 bytes long, and all tensors 16-byte aligned.
@@ -123,51 +174,106 @@ def matvec(
     split = split_of(total, columns, 16 // x.element_size())
     several = 2 if total >= 8 * BUSY_WARPS else 1
     _kernel(f"matvec{several}", dtype)(
-        (-(-total // (WARPS // split * several)),), (BLOCK,),
-        (*pointers, *added, *counts, x.data_ptr(), y.data_ptr(),
-         0 if residual is None else residual.data_ptr(), columns, split),
+        (-(-total // (WARPS // split * several)),),
+        (BLOCK,),
+        (
+            *pointers,
+            *added,
+            *counts,
+            x.data_ptr(),
+            y.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            columns,
+            split,
+        ),
         stream=stream_of(stream),
-    )  # fmt: skip
+    )
 
 
 def matvec_gated(
-    gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, x: Tensor,
-    y: Tensor, kind: str, *, dtype: str, stream: int,
-) -> None:  # fmt: skip
+    gate: Tensor,
+    up: Tensor,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    kind: str,
+    *,
+    dtype: str,
+    stream: int,
+) -> None:
     """Fill y with act(gate x) * (up x); the same conditions as matvec's."""
     rows, columns = gate.shape
     split = split_of(rows, columns, 16 // x.element_size())
     added = [0 if b is None else b.data_ptr() for b in (gate_bias, up_bias)]
     _kernel("matvec_gated", dtype)(
-        (-(-rows // (WARPS // split)),), (BLOCK,),
-        (gate.data_ptr(), up.data_ptr(), *added, rows, x.data_ptr(), y.data_ptr(), columns, split,
-         ACTIVATIONS.index(kind)),
+        (-(-rows // (WARPS // split)),),
+        (BLOCK,),
+        (
+            gate.data_ptr(),
+            up.data_ptr(),
+            *added,
+            rows,
+            x.data_ptr(),
+            y.data_ptr(),
+            columns,
+            split,
+            ACTIVATIONS.index(kind),
+        ),
         stream=stream_of(stream),
-    )  # fmt: skip
+    )
 
 
 def softmax_causal(
-    scores: Tensor, sinks: Tensor | None, probs: Tensor, *, cached: Tensor | None, before: int,
-    window: int | None, dtype: str, stream: int,
-) -> None:  # fmt: skip
+    scores: Tensor,
+    sinks: Tensor | None,
+    probs: Tensor,
+    *,
+    cached: Tensor | None,
+    before: int,
+    window: int | None,
+    dtype: str,
+    stream: int,
+) -> None:
     """Fill probs with the causal softmax of scores [heads, tokens, keys], which are contiguous.
 
     The first token has `before` earlier keys, or `cached` (int64 on the device) if given.
     """
     heads, tokens, keys = scores.shape
     _kernel("softmax_causal", dtype)(
-        (heads * tokens,), (128 if keys <= 1024 else 256,),
-        (scores.data_ptr(), 0 if sinks is None else sinks.data_ptr(), probs.data_ptr(),
-         0 if cached is None else cached.data_ptr(), before, tokens, keys, window or 0),
+        (heads * tokens,),
+        (128 if keys <= 1024 else 256,),
+        (
+            scores.data_ptr(),
+            0 if sinks is None else sinks.data_ptr(),
+            probs.data_ptr(),
+            0 if cached is None else cached.data_ptr(),
+            before,
+            tokens,
+            keys,
+            window or 0,
+        ),
         stream=stream_of(stream),
-    )  # fmt: skip
+    )
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None, y: Tensor, parts: Tensor,
-    arrived: Tensor, *, cached: Tensor | None, count: int, window: int | None, scale: float,
-    softcap: float | None, dtype: str, stream: int,
-) -> None:  # fmt: skip
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sinks: Tensor | None,
+    y: Tensor,
+    parts: Tensor,
+    arrived: Tensor,
+    *,
+    cached: Tensor | None,
+    count: int,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    dtype: str,
+    stream: int,
+) -> None:
     """Fill y [heads, v_dim] with one query's attention over a cache's buffers.
 
     It sees `cached` + 1 keys (int64 on the device), or `count` if `cached` is None. `parts`
@@ -175,10 +281,25 @@ def attend(
     """
     heads, dim, v_dim = q.shape[-2], q.shape[-1], values.shape[-1]
     _kernel("attend", dtype)(
-        (heads, SPLITS), (KEYS,),
-        (q.data_ptr(), keys.data_ptr(), values.data_ptr(),
-         0 if sinks is None else sinks.data_ptr(), y.data_ptr(), parts.data_ptr(),
-         arrived.data_ptr(), 0 if cached is None else cached.data_ptr(), count, window or 0,
-         keys.shape[1], dim, v_dim, scale, softcap or 0.0),
-        shared_mem=4 * (dim + max(v_dim, KEYS * 16 // q.element_size())), stream=stream_of(stream),
-    )  # fmt: skip
+        (heads, SPLITS),
+        (KEYS,),
+        (
+            q.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            0 if sinks is None else sinks.data_ptr(),
+            y.data_ptr(),
+            parts.data_ptr(),
+            arrived.data_ptr(),
+            0 if cached is None else cached.data_ptr(),
+            count,
+            window or 0,
+            keys.shape[1],
+            dim,
+            v_dim,
+            scale,
+            softcap or 0.0,
+        ),
+        shared_mem=4 * (dim + max(v_dim, KEYS * 16 // q.element_size())),
+        stream=stream_of(stream),
+    )

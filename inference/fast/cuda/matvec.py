@@ -63,9 +63,12 @@ def matvec(
         grid = min(processors(), -(-tiles // (_TENSOR_WARPS // along)))
         kernel = function(_TENSOR_FILES, f"matvec_{to.dtype}", shared=SHARED_LIMIT)
         kernel(
-            (grid,), (_TENSOR_WARPS * 32,), (data.ptr, inputs.ptr, to.ptr, rows, columns, along),
-            shared_mem=shared, stream=strm,
-        )  # fmt: skip
+            (grid,),
+            (_TENSOR_WARPS * 32,),
+            (data.ptr, inputs.ptr, to.ptr, rows, columns, along),
+            shared_mem=shared,
+            stream=strm,
+        )
         return
     group = 4 if rows >= 8192 else 1  # with few rows, one row per warp keeps more warps busy
     width = tokens if tokens != 3 else 2
@@ -77,11 +80,17 @@ def matvec(
         several = width if first + width <= tokens else 1
         kernel = function(_FILES, f"matvec_{to.dtype}_{group}_{several}", defines)
         kernel(
-            (-(-rows // (group * _WARPS)),), (_WARPS * 32,),
-            (data.ptr, inputs.ptr + first * columns * size, to.ptr + first * rows * size,
-             rows, columns),
+            (-(-rows // (group * _WARPS)),),
+            (_WARPS * 32,),
+            (
+                data.ptr,
+                inputs.ptr + first * columns * size,
+                to.ptr + first * rows * size,
+                rows,
+                columns,
+            ),
             stream=strm,
-        )  # fmt: skip
+        )
 
 
 @lru_cache(maxsize=4096)

@@ -213,9 +213,13 @@ class Placer:
 
     def _coded(self, w: "Weight", coded: "Coded") -> Placed:
         placed = CodedWeight(
-            memory.put(coded.packed), memory.put(coded.absmax), memory.put(coded.code),
-            coded.blocksize, coded.dtype, w.n_columns,
-        )  # fmt: skip
+            memory.put(coded.packed),
+            memory.put(coded.absmax),
+            memory.put(coded.code),
+            coded.blocksize,
+            coded.dtype,
+            w.n_columns,
+        )
         w.drop()
         return placed
 

@@ -1,5 +1,5 @@
-// Statistics of one array and the comparison of two, in one pass and one launch: every group of
-// threads reduces one piece, the last one to finish joins the pieces in their order. Which group
+// Statistics of an array, in one pass and one launch: every group of threads
+// reduces one piece, the last one to finish joins the pieces in their order. Which group
 // that is changes nothing, so results are equal bit for bit from run to run.
 //
 // workspace: u64 counter (0 before the first launch, put back by each), then `pieces` rows of
@@ -168,85 +168,6 @@ __device__ __forceinline__ void stats_many(const i64* jobs, i64 count, u64* coun
            pieces + own[4] * COLUMNS, (double*)own[3]);
 }
 
-__device__ __forceinline__ bool same_bits(float a, float b) { return __float_as_uint(a) == __float_as_uint(b); }
-__device__ __forceinline__ bool same_bits(double a, double b) { return __double_as_longlong(a) == __double_as_longlong(b); }
-__device__ __forceinline__ bool same_bits(bf16 a, bf16 b) { return a.bits == b.bits; }
-__device__ __forceinline__ bool same_bits(f16 a, f16 b) { return a.bits == b.bits; }
-
-// [finite pairs, sum (a-b)^2, sum a^2, sum b^2, sum ab, largest |a-b|, bits that differ (elements),
-//  other pairs (a NaN or an infinity), those of them whose bits differ]
-template <class T>
-__device__ __forceinline__ void compare(const T* x, const T* y, i64 count, i64 size, u64* workspace, double* result) {
-  const int SUMS = 8;
-  __shared__ double room[WARPS_EACH][SUMS + 1];
-  __shared__ bool last;
-  i64 begin = (i64)blockIdx.x * size, end = begin + size < count ? begin + size : count;
-  double* pieces = (double*)(workspace + 2);
-  double difference = 0, xx = 0, yy = 0, xy = 0, largest = 0;
-  u32 pairs = 0, differ = 0, others = 0, odd = 0;
-  auto pair = [&](T p, T q) {
-    double a = widen(p), b = widen(q);
-    bool same = same_bits(p, q);
-    differ += !same;
-    if (is_finite(a) && is_finite(b)) {
-      double d = a - b, size = fabs(d);
-      pairs++;
-      difference = fma(d, d, difference);
-      xx = fma(a, a, xx);
-      yy = fma(b, b, yy);
-      xy = fma(a, b, xy);
-      largest = size > largest ? size : largest;
-    } else {
-      others++;
-      odd += !same;
-    }
-  };
-  const int N = 16 / sizeof(T), AHEAD = 2;
-  const i64 step = (i64)REDUCE_THREADS * N;
-  i64 at = begin + (i64)threadIdx.x * N;
-  bool whole = (((u64)x | (u64)y) & 15) == 0;
-  for (; whole && at + (AHEAD - 1) * step + N <= end; at += AHEAD * step) {
-    uint4 u[AHEAD], v[AHEAD];
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-      u[k] = load_once((const uint4*)(x + at + k * step));
-      v[k] = load_once((const uint4*)(y + at + k * step));
-    }
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++)
-#pragma unroll
-      for (int i = 0; i < N; i++) pair(((const T*)&u[k])[i], ((const T*)&v[k])[i]);
-  }
-  for (; at < end; at += step) {
-    if (whole && at + N <= end) {
-      uint4 u = load_once((const uint4*)(x + at)), v = load_once((const uint4*)(y + at));
-#pragma unroll
-      for (int i = 0; i < N; i++) pair(((const T*)&u)[i], ((const T*)&v)[i]);
-    } else {
-      for (int i = 0; i < N; i++)
-        if (at + i < end) pair(x[at + i], y[at + i]);
-    }
-  }
-  double all[SUMS + 1] = {(double)pairs, difference, xx, yy, xy, (double)differ, (double)others, (double)odd,
-                          largest};
-  join<SUMS, SUMS + 1>(all, room);
-  if (threadIdx.x == 0)
-    for (int k = 0; k <= SUMS; k++) pieces[(i64)blockIdx.x * COLUMNS + k] = all[k];
-  if (!last_block(workspace, gridDim.x, &last)) return;
-  double joined[SUMS + 1] = {};
-  for (i64 i = threadIdx.x; i < gridDim.x; i += REDUCE_THREADS) {
-    const volatile double* row = pieces + i * COLUMNS;
-    for (int k = 0; k < SUMS; k++) joined[k] += row[k];
-    joined[SUMS] = row[SUMS] > joined[SUMS] ? row[SUMS] : joined[SUMS];
-  }
-  join<SUMS, SUMS + 1>(joined, room);
-  if (threadIdx.x == 0) {
-    for (int k = 0; k < 5; k++) result[k] = joined[k];
-    result[5] = joined[SUMS];
-    for (int k = 5; k < SUMS; k++) result[k + 1] = joined[k];
-  }
-}
-
 #define REDUCERS(suffix, T)                                                                           \
   extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
       stats_##suffix(const T* x, i64 count, i64 size, u64* workspace, double* result) {                 \
@@ -255,10 +176,6 @@ __device__ __forceinline__ void compare(const T* x, const T* y, i64 count, i64 s
   extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
       stats_many_##suffix(const i64* jobs, i64 count, u64* counters, double* pieces) {                \
     stats_many<T>(jobs, count, counters, pieces);                                                     \
-  }                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
-      compare_##suffix(const T* x, const T* y, i64 count, i64 size, u64* workspace, double* result) {   \
-    compare<T>(x, y, count, size, workspace, result);                                                   \
   }
 REDUCERS(float32, float)
 REDUCERS(float64, double)

@@ -1,18 +1,16 @@
-"""One-pass statistics of an array and comparison of two; results stay in GPU memory until read.
+"""One-pass statistics of an array; results stay in GPU memory until read.
 
 Sums are float64 and their order is fixed, so every run gives the same bits. The
 definitions are those of aprfmt.tensors.stats.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from aprfmt.errors import CodecError
-from aprfmt.inference.fast.cuda.arrays import ITEM, Flat, flat, stream_of
+from aprfmt.inference.fast.cuda.arrays import ITEM, flat, stream_of
 from aprfmt.inference.fast.cuda.loader import Function, function
 from aprfmt.tensors.stats import Stats
 
@@ -26,25 +24,6 @@ _FILES = ("prelude.cuh", "reduce.cu")
 THREADS = 256  # reduce.cu
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayDifference:
-    """How two arrays of `count` elements differ.
-
-    Sums, `max_abs` and `rel_l2` are over the pairs of finite values; `differing` counts elements
-    whose bits differ, `nonfinite` pairs with a NaN or an infinity, `nonfinite_differing` those
-    among them whose bits differ. `rel_l2` is |a - b| / |b|, `cosine` a.b / (|a| |b|); None if a
-    norm is zero or no pair is finite.
-    """
-
-    count: int
-    rel_l2: float | None
-    max_abs: float | None
-    cosine: float | None
-    differing: int
-    nonfinite: int
-    nonfinite_differing: int
-
-
 def stats(
     x: Any, result: Any, workspace: Any, *, dtype: str | None = None, stream: int | None = None
 ) -> None:
@@ -53,47 +32,21 @@ def stats(
     `result` holds RESULT float64. `workspace` holds WORKSPACE float64, zero before the first use,
     and is used by one stream at a time. `to_stats` reads the result.
     """
-    data = flat(x, dtype)
-    _launch("stats", data, (data.ptr,), result, workspace, stream)
-
-
-def compare(
-    a: Any,
-    b: Any,
-    result: Any,
-    workspace: Any,
-    *,
-    dtype: str | None = None,
-    stream: int | None = None,
-) -> None:
-    """Write a comparison of two arrays of one dtype and size into `result`; see `to_difference`."""
-    data, other = flat(a, dtype), flat(b, dtype)
-    if data.count != other.count or data.dtype != other.dtype:
-        raise CodecError(
-            f"compared: {data.count} {data.dtype} and {other.count} {other.dtype}; expected equal "
-            "sizes and dtypes"
-        )
-    _launch("compare", data, (data.ptr, other.ptr), result, workspace, stream)
-
-
-def _launch(
-    name: str, data: Flat, inputs: tuple[int, ...], result: Any, workspace: Any, stream: int | None
-) -> None:
-    place, room = flat(result), flat(workspace)
+    data, place, room = flat(x, dtype), flat(result), flat(workspace)
     if place.count < RESULT or room.count < WORKSPACE:
         raise CodecError(
-            f"{name}: a result of {place.count} and a workspace of {room.count} numbers; expected "
+            f"stats: a result of {place.count} and a workspace of {room.count} numbers; expected "
             f"{RESULT} and {WORKSPACE}"
         )
     if data.dtype not in ITEM or data.dtype == "uint8":
-        raise CodecError(f"{name}: found {data.dtype}, expected a floating-point type")
+        raise CodecError(f"stats: found {data.dtype}, expected a floating-point type")
     pieces, size = split(data.count)
-    args = (*inputs, data.count, size, room.ptr, place.ptr)
-    kernel(name, data.dtype)((pieces,), (THREADS,), args, stream=stream_of(stream))
+    args = (data.ptr, data.count, size, room.ptr, place.ptr)
+    kernel("stats", data.dtype)((pieces,), (THREADS,), args, stream=stream_of(stream))
 
 
 def kernel(name: str, dtype: str) -> Function:
-    """Return `stats`, `stats_many` or `compare` of a dtype."""
+    """Return `stats` or `stats_many` of a dtype."""
     return function(_FILES, f"{name}_{dtype}")
 
 
@@ -132,21 +85,10 @@ def to_stats_of(counts: Sequence[int], results: Any) -> list[Stats]:
     return [
         Stats(count, *(values if some else none), *others)
         for count, some, values, *others in zip(
-            counts, n.tolist(), zip(*(x.tolist() for x in reals), strict=True), *integers,
+            counts,
+            n.tolist(),
+            zip(*(x.tolist() for x in reals), strict=True),
+            *integers,
             strict=True,
         )
-    ]  # fmt: skip
-
-
-def to_difference(count: int, result: Sequence[float]) -> ArrayDifference:
-    """Return the comparison of two arrays of `count` elements from a result on the host."""
-    pairs, squares, aa, bb, ab, largest, differing, others, odd = (float(x) for x in result[:9])
-    return ArrayDifference(
-        count=count,
-        rel_l2=math.sqrt(squares / bb) if pairs and bb > 0 else None,
-        max_abs=largest if pairs else None,
-        cosine=ab / math.sqrt(aa) / math.sqrt(bb) if pairs and aa > 0 and bb > 0 else None,
-        differing=int(differing),
-        nonfinite=int(others),
-        nonfinite_differing=int(odd),
-    )
+    ]

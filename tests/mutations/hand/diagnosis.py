@@ -70,7 +70,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "traces-other-ids", "aprfmt/measure/traces.py",
-        "    check_ids(a, b)\n    keys = common_keys(a, b)", "    keys = common_keys(a, b)",
+        "    check_ids(a, b)\n    if same_dtype is not None:", "    if same_dtype is not None:",
         "traces of other tokens are compared",
     ),
     Row(

@@ -54,8 +54,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "qa-asked-and-not-run", "aprfmt/checks/records.py",
-        'lost = [NotCompared("gate", name, "unreadable", why) for name in self._lost]',
-        "lost: list[NotCompared] = []",
+        'lost = _without_answer(self.answers, "gate", asked)',
+        "lost: tuple[NotCompared, ...] = ()",
         "a gate that was asked for and did not run is exit 0",
     ),
     Row(

@@ -1,0 +1,159 @@
+"""Digests of a model's weights as an engine holds them: what a script inside it can compare.
+
+Each parameter has its name in vLLM and SGLang (joined `qkv_proj` and `gate_up_proj`, stacked
+experts) beside the published one, and one digest for each tensor-parallel rank: SHA-256 of the
+little-endian float32 values of the rank's share. `rows` is how many rows of the share count: a
+table of the vocabulary has padding behind them.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import UsageError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.bounded_json import dumps
+from aprfmt.model import Model
+from aprfmt.model.engine_state import COLUMNS, JOINED, STACKED, TABLES
+
+Numbers = NDArray[np.float32]
+SCHEMA = "aprfmt.role-manifest/1"
+# vLLM pads a vocabulary to a multiple of this, and ranks divide what comes out.
+PADDED = 64
+MAX_RANKS = 1024
+
+
+def roles_path(model: Path) -> Path:
+    """Return where the manifest of a model's roles stands."""
+    return model.with_name(model.name + ".aprfmt-roles.json")
+
+
+def parameter_rows(
+    model: Model, ranks: int, progress: Callable[[int, int], None] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return {sha256, rows} of every parameter by the name it has in an engine.
+
+    `sha256` and `rows` have one entry a rank. Raises UsageError for a number of ranks that does not
+    divide a tensor, or names that are not Hugging Face's.
+    """
+    if not 1 <= ranks <= MAX_RANKS:
+        raise UsageError(f"--ranks {ranks}: expected 1 to {MAX_RANKS}")
+    found: dict[str, dict[str, Any]] = {}
+    names = list(model)
+    for number, (name, shares) in enumerate(_parameters(model, names, ranks)):
+        digests, counts = [], []
+        for share in shares:
+            values = np.ascontiguousarray(share, "<f4")
+            digests.append(hashlib.sha256(values.tobytes()).hexdigest())
+            counts.append(len(values) if values.ndim else 1)
+        found[name] = {"sha256": digests, "rows": counts}
+        if progress is not None:
+            progress(min(number + 1, len(names)), len(names))
+    return found
+
+
+def write_roles(model: Model, ranks: int, rows: Mapping[str, Any], *, force: bool) -> Path:
+    """Publish the manifest beside the model; OutputError where one is there and not `force`."""
+    path = roles_path(model.path)
+    body = {"schema": SCHEMA, "ranks": ranks, "parameters": dict(rows)}
+    with FileSet(force=force) as files:
+        files.create(path).write(dumps(body).encode() + b"\n")
+    return path
+
+
+def _parameters(
+    model: Model, names: Sequence[str], ranks: int
+) -> Iterator[tuple[str, list[Numbers]]]:
+    """Yield each parameter of an engine with the shares of all ranks."""
+    there = set(names)
+    head = int(model.hyper["head_dim"] or 1)
+
+    def values(name: str) -> Numbers:
+        return np.asarray(model[name].numpy(), np.float32)
+
+    for name in names:
+        above, _, leaf = name.rpartition(".")
+        base, _, module = above.rpartition(".")
+        yield name, _shares(name, module, values(name), ranks, 1)
+        for joined, parts in JOINED.items():
+            every = [f"{base}.{part}.{leaf}" for part in parts]
+            if module == parts[0] and joined != "W_pack" and there >= set(every):
+                least = head if len(parts) == 3 else 1
+                each = [
+                    _shares(one, part, values(one), ranks, least)
+                    for one, part in zip(every, parts, strict=True)
+                ]
+                yield (
+                    f"{base}.{joined}.{leaf}",
+                    [np.concatenate([shares[rank] for shares in each]) for rank in range(ranks)],
+                )
+        before, _, number = base.rpartition(".")
+        if number == "0" and before.endswith("experts"):
+            yield from _stacks(before, module, leaf, there, ranks, values)
+
+
+def _stacks(
+    before: str,
+    module: str,
+    leaf: str,
+    there: set[str],
+    ranks: int,
+    values: Callable[[str], Numbers],
+) -> Iterator[tuple[str, list[Numbers]]]:
+    """Yield a stack of all experts, from its first expert's first module."""
+    for stacked, rows in STACKED.items():
+        parts = next((row for row in rows if row[0] == module), None)
+        if parts is None:
+            continue
+        experts = 0
+        while f"{before}.{experts}.{module}.{leaf}" in there:
+            experts += 1
+        at = 0 if len(parts) > 1 else 1
+        each = [
+            [
+                np.concatenate(
+                    [
+                        np.split(values(f"{before}.{one}.{part}.{leaf}"), ranks, at)[rank]
+                        for part in parts
+                    ]
+                )
+                for one in range(experts)
+            ]
+            for rank in range(ranks)
+        ]
+        yield f"{before}.{stacked}", [np.stack(rank) for rank in each]
+
+
+def _shares(name: str, module: str, whole: Numbers, ranks: int, least: int) -> list[Numbers]:
+    """Return what each rank has of a tensor; `least` rows at least, which several ranks share."""
+    if ranks == 1 or (whole.ndim < 2 and not _is_rows(module)):
+        return [whole] * ranks
+    if module in TABLES:
+        total = -(-len(whole) // PADDED) * PADDED
+        if total % ranks:
+            return _odd(name, ranks)
+        size = total // ranks
+        return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
+    if module in COLUMNS:
+        if whole.ndim < 2:
+            return [whole] * ranks
+        return list(np.split(whole, ranks, 1)) if whole.shape[1] % ranks == 0 else _odd(name, ranks)
+    if not _is_rows(module):
+        return [whole] * ranks
+    if len(whole) // ranks < least:
+        copies = ranks * least // len(whole)
+        return [whole[(rank // copies) * least :][:least] for rank in range(ranks)]
+    return list(np.split(whole, ranks)) if len(whole) % ranks == 0 else _odd(name, ranks)
+
+
+def _is_rows(module: str) -> bool:
+    """Say whether ranks divide the rows of a module, as those of q, k, v, gate and up."""
+    return any(module in parts for parts in JOINED.values()) or module in ("w1", "w3")
+
+
+def _odd(name: str, ranks: int) -> list[Numbers]:
+    raise UsageError(f"--ranks {ranks}: {name} has no such number of equal shares")

@@ -1,0 +1,172 @@
+"""The gradients of a step's batch, computed here for the trainer's to be held against."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.base.installation import install_command
+from aprfmt.errors import BackendUnavailableError, UsageError
+from aprfmt.inference.batch import Batch, read_batch
+from aprfmt.inference.weights import free_memory
+from aprfmt.model import Model
+from aprfmt.training import ComputedGradients
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from aprfmt.inference.gradients.of_batch import BatchGradients
+
+GIB = 1 << 30
+FREE_SHARE = 0.9  # of the free memory that a backward may take
+
+
+# Of quantized weights a trainer computes in bfloat16.
+ARITHMETIC = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A batch's gradients, and the same in the trainer's arithmetic, None where that is no other.
+
+    These are the methods of `ComputedGradients`.
+    """
+
+    exact: "BatchGradients"
+    rounded: "BatchGradients | None"
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the batch, in nats per label."""
+        return self.exact.loss
+
+    @property
+    def how(self) -> str:
+        """Where and in which arithmetic they were computed: `torch:cpu:float64`."""
+        return self.exact.how
+
+    @property
+    def keys(self) -> Collection[str]:
+        """The parameters that have a gradient, by role key."""
+        return self.exact.keys
+
+    def gradient(self, key: str) -> "NDArray[Any]":
+        """Return dL/dW of a parameter, float64 in the shape of the role. Raises KeyError."""
+        return self.exact.gradient(key)
+
+    def rounding(self, key: str) -> float | None:
+        """Return the L2 distance that the trainer's arithmetic alone makes."""
+        if self.rounded is None or key not in self.rounded.keys:
+            return None
+        return float(np.linalg.norm(self.rounded.gradient(key) - self.exact.gradient(key)))
+
+
+@dataclass(frozen=True)
+class BatchNumbers:
+    """Numbers of a batch by what they are, and the ids of its tokens."""
+
+    counts: Mapping[str, float] = field(default_factory=dict)
+    tokens: frozenset[int] = frozenset()
+
+
+def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
+    """Return the numbers of a batch that a factor may be; `scale` is an adapter's alpha / r."""
+    labels, samples = batch.scored, len(batch.mask)
+    tokens = int(batch.mask.sum())
+    counts = {
+        "labels": labels,
+        "samples": samples,
+        "labels / samples": labels / max(1, samples),
+        "tokens / labels, padding left out": tokens / max(1, labels),
+        "tokens / labels, padding counted": batch.mask.size / max(1, labels),
+        "row length": batch.tokens,
+    }
+    if scale is not None:
+        counts["alpha / r"] = scale
+    ids = batch.ids[:, : batch.tokens][batch.mask]
+    return BatchNumbers(counts, frozenset(int(i) for i in np.unique(ids)))
+
+
+def compute_gradients(
+    base: Model,
+    batch: Path,
+    *,
+    adapter: Path | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+    trained_in: str | None = None,
+) -> tuple[ComputedGradients, BatchNumbers]:
+    """Return the gradients of a batch's mean loss over its labels, and the batch's numbers.
+
+    `base` is the model before the step; with `adapter` it is frozen, and the factors train.
+    `trained_in` is the arithmetic of the trainer, None for that of most stored weights: a second
+    pass in it measures what rounding does to each gradient, unless it is `dtype` itself. Where
+    all activations do not fit, those of one layer are held at a time. Raises UsageError where that
+    does not fit either, FormatError for arrays that are no batch of the model, and
+    BackendUnavailableError without torch.
+    """
+    try:
+        from aprfmt.inference.gradients.memory import gradient_memory
+        from aprfmt.inference.gradients.of_batch import Activations, batch_gradients
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"gradients of a batch need torch ({error}); run {install_command('torch')}"
+        ) from error
+    from aprfmt.adapters.reading import read_adapter
+    from aprfmt.adapters.trained_pairs import trained_pairs
+
+    loaded = read_batch(batch, int(base.hyper["vocab_size"]))
+    with ExitStack() as stack:
+        pairs = []
+        if adapter is not None:
+            opened, found = read_adapter(adapter)
+            stack.enter_context(opened)
+            pairs = trained_pairs(found, base)
+        free = _free(device)
+        held: Activations = "all"
+        if free is not None:
+            for held in ("all", "layer"):
+                memory = gradient_memory(base, loaded, dtype=dtype, pairs=pairs, activations=held)
+                if memory.peak <= FREE_SHARE * free:
+                    break
+            else:
+                raise UsageError(
+                    f"{base.path}: a backward in {dtype} takes {memory.peak / GIB:.1f} GiB on "
+                    f"{device}, {free / GIB:.1f} GiB are free; give shorter rows, or --dtype "
+                    "float32"
+                )
+        result = batch_gradients(
+            base, loaded, device=device, dtype=dtype, pairs=pairs, activations=held
+        )
+        lower = trained_in or dtype_of(base)
+        rounded = None
+        if lower != dtype:
+            rounded = batch_gradients(
+                base, loaded, device=device, dtype=lower, pairs=pairs, activations=held
+            )
+        scales = {pair.scale for pair in pairs}
+        return Computed(result, rounded), batch_numbers(
+            loaded, scales.pop() if len(scales) == 1 else None
+        )
+
+
+def dtype_of(base: Model) -> str:
+    """Return the arithmetic in which a trainer runs the most of a model's weights."""
+    elements: Counter[str] = Counter()
+    for view in base.roles.values():
+        elements[ARITHMETIC.get(view.encoding, "bfloat16")] += math.prod(view.shape)
+    return elements.most_common(1)[0][0]
+
+
+def _free(device: str) -> int | None:
+    """Return the free bytes of a device; None where the system does not tell."""
+    if device == "cpu":
+        return free_memory()
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None

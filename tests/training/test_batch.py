@@ -1,0 +1,130 @@
+"""A step's gradients held against those of its batch: transformers made the right ones.
+
+Seen red, each alone: the mean over rows for the batch's; the base of an adapter trained too; no
+rounding measured; no numbers of the batch.
+"""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from aprfmt.errors import FormatError
+from aprfmt.training.computed import compute_gradients
+from aprfmt.training.report import StepReport
+from aprfmt.training.step import explain_step
+from tests.adapters.test_trained_pairs import written
+from tests.cli.run import aprfmt
+from tests.inference.gradient_judge import write_batch
+from tests.models import save_tiny
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-batch-")
+
+
+@cache
+def made(name: str) -> tuple[Path, Path, dict[str, np.ndarray]]:
+    """Return a tiny model's folder, a batch, and transformers' float32 gradients of it."""
+    folder = Path(_FOLDER.name) / name
+    model: Any = save_tiny(name, folder / "model")
+    ids, mask, labels = write_batch(folder / "batch.npz", True)
+    out = model(torch.tensor(ids), attention_mask=torch.tensor(mask), labels=torch.tensor(labels))
+    out.loss.backward()
+    grads = {key: p.grad.numpy() for key, p in model.named_parameters()}
+    return folder / "model", folder / "batch.npz", grads
+
+
+def explained(name: str, change: Any, folder: Path) -> StepReport:
+    """Explain gradients after a change, by the batch."""
+    model, batch, grads = made(name)
+    save_file({key: change(key, g) for key, g in grads.items()}, folder / "grads.safetensors")
+    return explain_step(model, grads=[folder / "grads.safetensors"], batch=batch)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "phi3", "gpt2"])
+def test_transformers_gradients_agree(name: str, tmp_path: Path) -> None:
+    report = explained(name, lambda key, g: g, tmp_path)
+    assert report.exit_code == 0, [row for row in report.tensors if row.why]
+    assert report.counts["agrees"] == len(report.tensors) and not report.causes
+    assert report.computed_on == "torch:cpu:float64" and report.norms.computed is not None
+    assert report.norms.gradient == pytest.approx(report.norms.computed, rel=1e-4)
+    assert max(row.distance or 0 for row in report.tensors) < 1e-3
+
+
+def test_gradients_under_autocast_agree(tmp_path: Path) -> None:
+    """float32 weights computed in bfloat16: rounding is 100 times what float32 explains."""
+    folder, batch, _ = made("qwen2")
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    loaded = {key: torch.tensor(value) for key, value in np.load(batch).items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        model(**loaded).loss.backward()
+    save_file(
+        {key: p.grad.numpy() for key, p in model.named_parameters()}, tmp_path / "g.safetensors"
+    )
+    for said in ("bfloat16", None):  # None: the products' gradients show it
+        report = explain_step(
+            folder, grads=[tmp_path / "g.safetensors"], batch=batch, trained_in=said
+        )
+        assert report.exit_code == 0, [row for row in report.tensors if row.why]
+    unsaid = explain_step(
+        folder, grads=[tmp_path / "g.safetensors"], batch=batch, trained_in="float32"
+    )
+    assert unsaid.exit_code != 0 and not any(c.level == "confirmed" for c in unsaid.causes)
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"), [(23.5, "labels / samples"), (1 / 47, "1 / labels"), (1 / 2, "samples")]
+)
+def test_a_factor_is_named_by_a_number_of_the_batch(
+    factor: float, says: str, tmp_path: Path
+) -> None:
+    labels = int((np.load(made("qwen2")[1])["labels"][:, 1:] >= 0).sum())
+    factor = {23.5: labels / 2, 1 / 47: 1 / labels}.get(factor, factor)
+    report = explained("qwen2", lambda key, g: g * np.float32(factor), tmp_path)
+    assert report.exit_code == 1
+    (cause,) = report.causes
+    assert cause.cause == "gradient_factor" and says in cause.says, cause.says
+
+
+def test_the_gradients_of_an_adapter_are_held_against_its_batch(tmp_path: Path) -> None:
+    base, batch, _ = made("qwen2")
+    shape = load_file(base / "model.safetensors")["model.layers.1.self_attn.q_proj.weight"].shape
+    module = "model.layers.1.self_attn.q_proj"
+    adapter = written(tmp_path / "adapter", "llama", {module: (shape[0], shape[1])})
+    from aprfmt.model import open_model
+
+    with open_model(base) as model:
+        computed, numbers = compute_gradients(model, batch, adapter=adapter)
+    assert numbers.counts["alpha / r"] == 2 and len(computed.keys) == 2
+    found = {}
+    for which in "ab":
+        gradient = computed.gradient(f"L1.attn_q.weight.lora_{which}")
+        found[f"base_model.model.{module}.lora_{which.upper()}.weight"] = gradient
+    for factor, code in ((1.0, 0), (0.5, 1)):
+        given = {name: (g * factor).astype(np.float32) for name, g in found.items()}
+        save_file(given, tmp_path / "grads.safetensors")
+        report = explain_step(
+            base, adapter=adapter, grads=[tmp_path / "grads.safetensors"], batch=batch
+        )
+        assert report.exit_code == code, [(row.key, row.why) for row in report.tensors]
+        assert not code or "alpha / r" in report.causes[0].says
+
+
+def test_the_command_computes_and_a_wrong_batch_is_one_line(tmp_path: Path) -> None:
+    model, batch, grads = made("qwen2")
+    save_file({key: -g for key, g in grads.items()}, tmp_path / "grads.safetensors")
+    options = ("--grads", tmp_path / "grads.safetensors", "--dtype", "float32")
+    done = aprfmt("step", model, "--batch", batch, *options)
+    assert done.code == 1 and "other sign" in done.out and "torch:cpu:float32" in done.out
+    ids = np.load(batch)["input_ids"] + 100000
+    np.savez(tmp_path / "other.npz", input_ids=ids)
+    done = aprfmt("step", model, "--batch", tmp_path / "other.npz", *options)
+    assert done.code == 2 and "the embedding has" in done.err and done.err.count("\n") == 1
+    with pytest.raises(FormatError, match="the embedding has"):
+        explain_step(model, grads=[options[1]], batch=tmp_path / "other.npz")
