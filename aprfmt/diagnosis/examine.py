@@ -423,7 +423,7 @@ def find_faint_mistakes(
             guess = supposed(patched, case.recorded, left, 1.0) if left.flagged else None
             if guess is not None:
                 recorded, says = guess
-                agrees = agreement(case, shadow_pass(patched, recorded))
+                agrees = agreement(case, shadow_pass(patched, recorded), change)
                 answer = Solution(
                     change, layers, one.residual, None, math.inf, patched, recorded, agrees
                 )
