@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,8 @@ def shapes(size: float) -> dict[str, tuple[int, ...]]:
 def write(folder: Path, tensors: dict[str, tuple[int, ...]], moved: int) -> Path:
     """Write a sparse checkpoint; the first `moved` matrices of layers hold bfloat16 numbers."""
     folder.mkdir()
-    rows, at = {}, 0
+    rows: dict[str, Any] = {}
+    at = 0
     for name, shape in tensors.items():
         size = 2 * int(np.prod(shape))
         rows[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
