@@ -74,7 +74,14 @@ def test_every_point_is_offered_where_some_are_not_shown(
     monkeypatch.setattr(reference, "reference_verdict", lambda difference: ("differs", "bad"))
     monkeypatch.setattr("aprfmt.cli.run_options.show_nonfinite", lambda *_: None)
     rows = [SimpleNamespace(key=f"L{i}.q", beyond=False, outside=False) for i in range(points)]
-    difference: Any = SimpleNamespace(points=rows, only_in_a=(), only_in_b=(), not_checked=())
+    difference: Any = SimpleNamespace(
+        points=rows,
+        only_in_a=(),
+        only_in_b=(),
+        not_checked=(),
+        first_token=None,
+        rounding_ratios={},
+    )
     reference.show_difference(difference, "R", every)
     assert ("every point: -v" in capsys.readouterr().out) == said
     for row in rows:

@@ -111,7 +111,7 @@ def test_an_answer_is_tried_in_fewer_layers_only_where_it_lies_in_one(
     monkeypatch.setattr(examine, "scopes_of", scopes)
     passed = SimpleNamespace(flagged=[])
     monkeypatch.setattr(examine, "shadow_pass", lambda patched, recorded: passed)
-    monkeypatch.setattr(examine, "agreement", lambda case, found: None)
+    monkeypatch.setattr(examine, "agreement", lambda case, found, change: None)
     case: Any = SimpleNamespace(layer=layer, patched=None, recorded=None)
     found = examine._reaching(case, [SearchStep(change, None)], 0.0, set(), {}, 0)
     assert bool(asked) == (spanned == 1 and layer >= 0)
