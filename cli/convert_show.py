@@ -23,6 +23,7 @@ STEPS: Mapping[str, str] = {
     "Split": "fused tensors apart or together",
     "Stacked": "experts apart or stacked",
     "HalvesExchanged": "halves of a draft head's join exchanged",
+    "Joined": "joined on the first axis",
     "KvB": "kv_b apart or together",
 }
 

@@ -21,6 +21,8 @@ STYLES: Mapping[str, str] = {
     "": "", "bad": "bold red", "warn": "yellow", "good": "green", "dim": "dim", "head": "bold",
 }  # fmt: skip
 BAR = 24  # columns of a bar
+FOLDED = 24  # columns of a folded column of text, at least, where a text is as long
+GAP = 2  # columns between two columns of a table
 
 
 def print_table(
@@ -28,14 +30,19 @@ def print_table(
 ) -> None:
     """Print a table; `alignment` has an `r` for a column of numbers, `styles` those of rows."""
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for header, side in zip(headers, alignment, strict=True):
+    least = 0
+    for i, (header, side) in enumerate(zip(headers, alignment, strict=True)):
         number = side == "r"
+        longest = max(Text(text).cell_len for text in (header, *(row[i] for row in rows)))
+        width = longest if number else min(longest, FOLDED)
         drawn.add_column(
-            Text(header), justify="right" if number else "left", overflow="fold", no_wrap=number
-        )
+            Text(header), justify="right" if number else "left", overflow="fold", no_wrap=number,
+            min_width=width,
+        )  # fmt: skip
+        least += width + GAP
     for at, row in enumerate(rows):
         drawn.add_row(*map(Text, row), style=STYLES[styles.get(at, "")])
-    _print(drawn)
+    _print(drawn, least)
 
 
 def print_panel(text: str, style: str) -> None:
@@ -61,6 +68,9 @@ def draw_bar(done: int, total: int, *, colour: bool, encoding: str) -> str:
     return text + " " * (BAR - Text.from_ansi(text).cell_len)  # without colours the rest is empty
 
 
-def _print(what: RenderableType) -> None:
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    console.print(what)
+def _print(what: RenderableType, least: int = 0) -> None:
+    """Print on the terminal's columns, or on `least` of them: it then breaks lines by itself."""
+    console = Console(
+        file=sys.stdout, highlight=False, markup=False, emoji=False, force_terminal=True
+    )
+    console.print(what, width=max(console.width, least), crop=False)
