@@ -116,6 +116,8 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
         render.line(
             "the worst of each kind of point, and all beyond; --all prints every one", style="dim"
         )
+    if pair.diff.first_token is not None:
+        render.say(pair.diff.first_token.says, style="bad")
     run_options.show_nonfinite(pair.diff.points, "this run")
     show_outcomes(pair)
     for operation in pair.operations:
