@@ -476,6 +476,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "olmo_hybrid",
         {"rope_parameters": {"rope_theta": None}, "linear_allow_neg_eigval": False},
     ),
+    "minimax-unscaled": (
+        "minimax",
+        {
+            "sliding_window": WINDOW,
+            **{
+                f"{part}_{kind}_factor": 1.0
+                for part in ("full_attn", "linear_attn", "mlp")
+                for kind in ("alpha", "beta")
+            },
+        },
+    ),
     "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.2}}),
     "opt-no-bias": ("opt", {"enable_bias": False, "activation_function": "gelu"}),
     "llama4-listed": (

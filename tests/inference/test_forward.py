@@ -14,7 +14,8 @@ softplus left out of the decay; queries not divided by the root of their size; t
 convolution exchanged, or one left out; keys of the first layer of a kind for those of the
 last; copies of the stream not added to their prediction; values not normalised; layers' inputs not
 divided by the root of 2; the factor behind a layer left out; an indexer's rope left out, one key
-fewer chosen, its choice not used in layers without an indexer of their own.
+fewer chosen, its choice not used in layers without an indexer of their own; lightning attention's
+slopes alike in all layers; a delta net's strength not doubled.
 """
 
 import numpy as np
