@@ -266,10 +266,10 @@ def multiplied(place: LayerFacts) -> str:
 
 
 def fed(place: LayerFacts) -> str:
-    """Return the placing of an MLP's output; of a mixture it is the experts' sum."""
+    """Return the placing of an MLP's output; of experts in its place it is their sum."""
     if not place.feeds:
         return ABSENT
-    return "moe_out" if place.moe else HERE
+    return HERE if place.dense else "moe_out"
 
 
 def between(place: LayerFacts) -> str:

@@ -4,6 +4,7 @@ What needs roles, hyperparameters or a pass is left out and said; what `diff` kn
 """
 
 from collections import Counter
+from dataclasses import replace
 
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
@@ -25,7 +26,11 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     """
     report = diff_models(a, b, only=("tensors", "tokenizer"))
     findings = list(related_causes(report, {"A": a, "B": b}))
-    findings += [finding for finding, _ in explained_findings(report, set())]
+    mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
+    findings += [
+        replace(finding, next=finding.next or mends.get(finding.cause, ""))
+        for finding, _ in explained_findings(report, set())
+    ]
     named = {key for finding in findings for key in finding.where}
     apart = tuple(row.key for row in report.tensors if row.verdict not in EQUAL)
     left = tuple(key for key in apart if key not in named)

@@ -20,8 +20,6 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     render.say(f"against {reference}", style="head")
     text, style = reference_verdict(difference)
     render.say(text, style=style)
-    if difference.first_token is not None:
-        render.say(difference.first_token.says, style="bad")
     beyond = [point for point in difference.points if point.beyond]
     ratios = difference.rounding_ratios
     shown = list(difference.points) if every or ratios else beyond[:SHOWN]
@@ -37,6 +35,8 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
         render.table(rows, headers, "lrrllr"[: len(headers)])
     if not every and len(beyond) > len(shown):
         render.line(f"... {len(beyond) - len(shown)} more beyond (-v)", style="dim")
+    if difference.first_token is not None:
+        render.say(difference.first_token.says, style="bad")
     run_options.show_nonfinite(difference.points, "this trace")
     for point in difference.points:
         if point.outside:

@@ -8,7 +8,7 @@ by their number alone.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -396,12 +396,12 @@ def _rows_of(
 
     def read() -> Numbers:
         made: list[Numbers] = []
-        held: tuple[JoinedArray, Numbers] | None = None
-        for _, one, row in taken:
-            if held is None or held[0] is not one:
-                held = one, one.read().reshape(-1, *inner)
-            made.append(held[1][row])
-        return np.stack(made)
+        for _, group in groupby(taken, key=lambda row: id(row[1])):
+            listed = list(group)
+            values = listed[0][1].read().reshape(-1, *inner)
+            rows = [row for _, _, row in listed]
+            made.append(values if rows == list(range(len(values))) else values[rows])
+        return made[0] if len(made) == 1 else np.concatenate(made)
 
     first = taken[0][1]
     return (

@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -53,10 +52,12 @@ def shapes(size: float) -> dict[str, tuple[int, ...]]:
 def write(folder: Path, tensors: dict[str, tuple[int, ...]], moved: int) -> Path:
     """Write a sparse checkpoint; the first `moved` matrices of layers hold bfloat16 numbers."""
     folder.mkdir()
-    rows: dict[str, Any] = {}
+    offsets: dict[str, int] = {}
+    rows: dict[str, dict[str, object]] = {}
     at = 0
     for name, shape in tensors.items():
         size = 2 * int(np.prod(shape))
+        offsets[name] = at
         rows[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     header = json.dumps(rows).encode()
@@ -75,7 +76,7 @@ def write(folder: Path, tensors: dict[str, tuple[int, ...]], moved: int) -> Path
         begin = file.tell()
         file.truncate(begin + at)
         for name in [name for name in tensors if "_proj" in name][:moved]:
-            file.seek(begin + rows[name]["data_offsets"][0])
+            file.seek(begin + offsets[name])
             count = int(np.prod(tensors[name]))
             file.write(np.full(count, 0x3951, "<u2").tobytes())  # 2e-4
     return folder / "model.safetensors"

@@ -9,7 +9,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.words import first_lines
@@ -69,3 +71,19 @@ def test_a_remedy_mends_b(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert left < {one.cause for one in faults}, again.sentence
         else:
             assert again.verdict in ("same", "precision"), again.sentence
+
+
+def test_damage_without_an_architecture_is_mended_from_a(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors that are compared by their names alone get the command that `diff` gives."""
+    values = np.arange(4096, dtype=np.int32).reshape(64, 64)
+    wrong = values.copy()
+    wrong[2, 7] ^= 1 << 20
+    save_file({"words": values}, tmp_path / "a.safetensors")
+    save_file({"words": wrong}, tmp_path / "b.safetensors")
+    found = diagnose(str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"))
+    assert not found.unmended
+    (command,) = found.next
+    mended = written(command, tmp_path / "b.safetensors", tmp_path, monkeypatch)
+    assert mended.read_bytes() == (tmp_path / "a.safetensors").read_bytes()
