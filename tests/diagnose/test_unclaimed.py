@@ -11,6 +11,9 @@ import pytest
 
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis.unclaimed import unclaimed
+from aprfmt.model import open_model
+from aprfmt.model.completeness import ANY
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 
@@ -96,3 +99,18 @@ def test_another_claim_of_the_same_bytes_is_the_cause(
         found = diagnose(*(str(tmp_path / side) for side in sides), ids=(1, 2, 3))
         assert (found.cause, found.confidence) == ("packing_claim", "confirmed")
         assert says in found.findings[0].says
+
+
+def test_a_claim_that_leaves_the_weights_out_is_no_missing_claim(tmp_path: Path) -> None:
+    """It says how they are read, if wrongly: what it says is named, key by key."""
+    for side in ("good", "bad"):
+        write_folder(tmp_path / side, "compressed_packed")
+    path = tmp_path / "bad" / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["ignore"] = ["re:.*"]
+    path.write_text(json.dumps(config))
+    with (
+        open_model(tmp_path / "good") as good,
+        open_model(tmp_path / "bad", allow_missing=ANY, damaged=True) as bad,
+    ):
+        assert unclaimed(good, bad, "B") is None
