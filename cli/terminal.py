@@ -8,9 +8,10 @@ that is too wide goes on below; none is cut.
 import sys
 from collections.abc import Mapping, Sequence
 from io import BytesIO, TextIOWrapper
+from typing import Literal
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -22,32 +23,45 @@ STYLES: Mapping[str, str] = {
 }  # fmt: skip
 BAR = 24  # columns of a bar
 FOLDED = 24  # columns of a folded column of text, at least, where a text is as long
-GAP = 2  # columns between two columns of a table
+GAP = 3  # columns between two columns of a table: two blanks of padding and its divider
 
 
 def print_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, styles: Mapping[int, str]
 ) -> None:
     """Print a table; `alignment` has an `r` for a column of numbers, `styles` those of rows."""
+    room = _console().width
+    widths = _column_widths(headers, rows, alignment, room)
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    least = 0
-    for i, (header, side) in enumerate(zip(headers, alignment, strict=True)):
-        number = side == "r"
-        longest = max(Text(text).cell_len for text in (header, *(row[i] for row in rows)))
-        width = longest if number else min(longest, FOLDED)
-        drawn.add_column(
-            Text(header), justify="right" if number else "left", overflow="fold", no_wrap=number,
-            min_width=width,
-        )  # fmt: skip
-        least += width + GAP
+    for header, side, width in zip(headers, alignment, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if side == "r" else "left"
+        drawn.add_column(Text(header), justify=justify, overflow="fold", width=width)
     for at, row in enumerate(rows):
         drawn.add_row(*map(Text, row), style=STYLES[styles.get(at, "")])
-    _print(drawn, least)
+    # A terminal breaks longer lines by itself; rich would take whole columns out.
+    _console(max(room, sum(widths) + GAP * len(widths))).print(drawn)
+
+
+def _column_widths(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, room: int
+) -> list[int]:
+    """Return each column's width: its longest cell, or less of a text where `room` is short."""
+    widths = [
+        max(1, *(Text(row[i]).cell_len for row in (headers, *rows))) for i in range(len(headers))
+    ]
+    texts = [i for i, side in enumerate(alignment) if side != "r"]
+    over = sum(widths) + GAP * (len(widths) - 1) - room
+    while over > 0 and texts and max(widths[i] for i in texts) > FOLDED:
+        widest = max(texts, key=lambda i: widths[i])
+        cut = min(over, widths[widest] - FOLDED)
+        widths[widest] -= cut
+        over -= cut
+    return widths
 
 
 def print_panel(text: str, style: str) -> None:
     """Print a text in a frame of a style."""
-    _print(Panel(Text(text, STYLES[style]), border_style=STYLES[style], box=box.ROUNDED))
+    _console().print(Panel(Text(text, STYLES[style]), border_style=STYLES[style], box=box.ROUNDED))
 
 
 def draw_bar(done: int, total: int, *, colour: bool, encoding: str) -> str:
@@ -68,9 +82,14 @@ def draw_bar(done: int, total: int, *, colour: bool, encoding: str) -> str:
     return text + " " * (BAR - Text.from_ansi(text).cell_len)  # without colours the rest is empty
 
 
-def _print(what: RenderableType, least: int = 0) -> None:
-    """Print on the terminal's columns, or on `least` of them: it then breaks lines by itself."""
-    console = Console(
-        file=sys.stdout, highlight=False, markup=False, emoji=False, force_terminal=True
+def _console(width: int | None = None) -> Console:
+    """Return stdout as a terminal that takes text as it is, of its own width or another."""
+    return Console(
+        width=width,
+        file=sys.stdout,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_terminal=True,
+        color_system="standard",
     )
-    console.print(what, width=max(console.width, least), crop=False)

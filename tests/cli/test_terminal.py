@@ -11,6 +11,7 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from aprfmt.cli import output_format, render, terminal
 
@@ -94,3 +95,14 @@ def test_a_bar_has_its_width_in_every_encoding(encoding: str) -> None:
     filled = [click.unstyle(terminal.draw_bar(n, 9, colour=False, encoding=encoding)).rstrip()
               for n in range(10)]  # fmt: skip
     assert sorted(filled, key=len) == filled and len(filled[9]) > len(filled[1])
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+def test_a_narrow_terminal_keeps_every_column(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are not folded, and names beside them do not give way to them."""
+    out = terminal_of(monkeypatch, width)
+    headers = ("layer", "point", *(f"number{i}" for i in range(10)))
+    rows = [(f"L{i}", f"ffn_gate_{i}", *(f"-{i}.0123456" for _ in range(10))) for i in range(3)]
+    terminal.print_table(headers, rows, "ll" + "r" * 10, {1: "bad"})
+    lines = [Text.from_ansi(line).plain.split() for line in out.getvalue().splitlines()]
+    assert lines[0] == [*headers] and lines[2:] == [[*row] for row in rows]
