@@ -20,7 +20,7 @@ from aprfmt.inference.forward import check_tokens
 from aprfmt.inference.running import RunRequest, opened, requested
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.model import Model, manifest, open_model
-from aprfmt.model.completeness import refuse_to_run
+from aprfmt.model.completeness import check_runnable
 from aprfmt.remote.paths import parse_location
 
 if TYPE_CHECKING:
@@ -145,12 +145,12 @@ def run(
     **where: Unpack[RunOptions],
 ) -> Generation:
     """Generate text with MODEL[@RUN]; see `aprfmt.run`."""
-    from aprfmt.inference.generating import context_room
+    from aprfmt.inference.generating import room_in_context
     from aprfmt.tokenizer import stated_ends, tokenizer_of
 
     with opened(_request(model, where)) as run:
         tokens = _tokens(run.model, prompt, ids, chat)
-        room = context_room(run.model, len(tokens))
+        room = room_in_context(run.model, len(tokens))
         limit = min(max_tokens, room)
         tokenizer = tokenizer_of(run.model)
         ends = stated_ends(run.model) if tokenizer is None else tokenizer.stop_ids
@@ -190,8 +190,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure the loss of MODEL[@RUN] on texts; see `aprfmt.eval`."""
     from aprfmt.checks.records import pronounce_report
-    from aprfmt.inference.evaluation import Sample, measure, plan
-    from aprfmt.inference.loss import judge, window_size
+    from aprfmt.inference.evaluation import Sample, plan_windows, score_windows
+    from aprfmt.inference.loss import assess_loss, window_size
     from aprfmt.tokenizer.loading import refuse_other_tokens
 
     texts = [text] if isinstance(text, str) else list(text)
@@ -204,17 +204,19 @@ def evaluate(
             vocab = int(run.model.hyper["vocab_size"])
             samples.append(Sample("ids", [int(i) for i in check_tokens(ids, vocab)]))
         capacity = max_seq_len or window_size(int(run.model.hyper["context_length"]), "disjoint")
-        planned, skipped = plan(samples, capacity)
+        planned, skipped = plan_windows(samples, capacity)
         other = None
         if against is not None:
             there: RunOptions = {}
             other = stack.enter_context(opened(_request(against, there)))
             refuse_other_tokens(run.model, other.model, chain(*(each.ids for each in samples)))
-        found = measure(run.session, planned, skipped, other.session if other is not None else None)
+        found = score_windows(
+            run.session, planned, skipped, other.session if other is not None else None
+        )
         kind: Literal["random", "trained"] = "random" if random_weights else "trained"
-        checks = judge(found.loss, kind, str(run.model.path))
+        checks = assess_loss(found.loss, kind, str(run.model.path))
         if other is not None and found.other is not None:
-            checks += judge(found.other, kind, str(other.model.path))
+            checks += assess_loss(found.other, kind, str(other.model.path))
         report = Report(str(run.model.path), tuple(checks))
         return Evaluation(
             str(run.model.path),
@@ -242,7 +244,7 @@ def parity(
     deterministic: bool = False,
 ) -> "Parity":
     """Compare runs of one model point by point; see `aprfmt.parity`."""
-    from aprfmt.inference.parity.between import parity as compare
+    from aprfmt.inference.parity.between import compare_choices as compare
     from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.inference.probe_ids import choose_ids
 
@@ -251,7 +253,7 @@ def parity(
         choice.refuse_missing_gpu()
     with ExitStack() as stack:
         one = stack.enter_context(open_model(model, arch=arch, allow_missing=allow_missing))
-        refuse_to_run(one.resolution, one.path)
+        check_runnable(one.resolution, one.path)
         if prompt is None and ids is None and chat is None:
             tokens = list(choose_ids([one.hyper], long=True))
         else:
@@ -385,8 +387,8 @@ def _text(tokenizer: "Tokenizer", prompt: Sequence[int], made: Sequence[int]) ->
 def _sample(model: Model, name: str, text: str) -> "Sample":
     """Return a text as a sample; every window begins with the tokens that begin a text."""
     from aprfmt.inference.evaluation import Sample
-    from aprfmt.inference.loss import repeated
+    from aprfmt.inference.loss import count_leading
 
     tokenizer = model.tokenizer
     ids = list(tokenizer.encode(text))
-    return Sample(name, ids, prefix=repeated(ids, tokenizer.leading))
+    return Sample(name, ids, prefix=count_leading(ids, tokenizer.leading))

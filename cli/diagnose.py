@@ -61,10 +61,10 @@ def show(result: "Diagnosis", verbose: bool = False) -> None:
         _lines(words.first_lines(result, STYLES[result.kind], output_format.shown_names()))
         return
     render.say(result.sentence, style=STYLES[result.kind])
-    _lines(words.causes(result))
-    _lines(words.evidence(result))
+    _lines(words.cause_lines(result))
+    _lines(words.evidence_lines(result))
     _points(result)
-    _lines(words.coverage(result))
+    _lines(words.coverage_lines(result))
 
 
 def _lines(lines: Iterable[tuple[str, str]]) -> None:

@@ -152,9 +152,9 @@ def compare_samples(
     a: Path, b: Path, nbytes: int, seed: int | None, patterns: tuple[str, ...], arch: str | None
 ) -> int:
     """Compare random ranges, and say what that shows."""
-    from aprfmt.measure.sampling import sample
+    from aprfmt.measure.sampling import sample_files
 
-    report = sample(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
+    report = sample_files(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
     return render.emit(report.to_json(), report.exit_code, lambda: show_samples(report))
 
 

@@ -167,7 +167,7 @@ def gpu_devices() -> Devices:
     torch is asked itself, as only it knows what it was built for; cupy's package and the driver
     are compared without importing it.
     """
-    found = cuda_driver.driver()
+    found = cuda_driver.ask_driver()
     return {
         "driver": cuda_driver.driver_version(),
         "cuda": None if found.cuda is None else ".".join(map(str, found.cuda)),

@@ -10,7 +10,7 @@ from aprfmt.cli import render, run_options
 
 if TYPE_CHECKING:
     from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
-    from aprfmt.inference.device import Choice
+    from aprfmt.inference.device import DeviceChoice
     from aprfmt.inference.dry.estimate import DeviceMemory, Estimate
     from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.model import Model
@@ -27,14 +27,14 @@ def report_run(
     from dataclasses import replace
 
     from aprfmt.inference.dry.estimate import estimate_run
-    from aprfmt.inference.generating import context_room
+    from aprfmt.inference.generating import room_in_context
     from aprfmt.model import open_model
 
     request = where.request(text)
     with open_model(request.model, arch=where.arch, allow_missing=where.allow_missing) as model:
         run_options.warn_of_model(model)
         ids, _ = run_options.token_ids(model, tokens)
-        steps = min(max_tokens, context_room(model, len(ids))) - 1
+        steps = min(max_tokens, room_in_context(model, len(ids))) - 1
         found = estimate_run(model, replace(request, ids=tuple(ids)), steps)
         return _said(model, len(ids), [found])
 
@@ -48,7 +48,7 @@ def report_trace(
 ) -> int:
     """Say what `aprfmt trace --payload` takes with these points and layers."""
     from aprfmt.cli.trace import point_selection, recording
-    from aprfmt.inference.capture import instances
+    from aprfmt.inference.capture import point_instances
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.trace import parse_positions
     from aprfmt.model import open_model
@@ -57,7 +57,7 @@ def report_trace(
     with open_model(request.model, arch=where.arch, allow_missing=where.allow_missing) as model:
         run_options.warn_of_model(model)
         ids, _ = run_options.token_ids(model, tokens)
-        known = instances(model.spec.block, model.hyper, model.roles)
+        known = point_instances(model.spec.block, model.hyper, model.roles)
         aprt = wanted.save_aprt is not None
         keys = point_selection.keys_to_record(known, asked.points, asked.layers, aprt)
         positions = parse_positions(asked.positions)
@@ -66,7 +66,9 @@ def report_trace(
         return _said(model, len(ids), [found])
 
 
-def report_parity(model: "Model", choices: "Sequence[Choice]", request: "ParityRequest") -> int:
+def report_parity(
+    model: "Model", choices: "Sequence[DeviceChoice]", request: "ParityRequest"
+) -> int:
     """Say what each run of a comparison takes, and all of them, which stay open together."""
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.parity.between import ARBITER, plain_rows
@@ -84,10 +86,10 @@ def report_parity(model: "Model", choices: "Sequence[Choice]", request: "ParityR
 
 def _said(model: "Model", tokens: int, found: "Sequence[Estimate | str]") -> int:
     """Print the estimates; what does not fit is said, and no failure of the dry run."""
-    from aprfmt.inference.dry.estimate import together
+    from aprfmt.inference.dry.estimate import add_devices
 
     known = [one for one in found if not isinstance(one, str)]
-    devices = together(known)
+    devices = add_devices(known)
     fits = all(one.fits for one in devices)
     body = {
         "dry_run": {

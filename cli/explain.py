@@ -198,7 +198,7 @@ def command(name: str | None, schema: str | None) -> int:
 
 def find_topics(name: str) -> list[tuple[str, str, str]]:
     """Return (section, name, text) of what a name means; UsageError with near names for none."""
-    from aprfmt.model.patterns import near
+    from aprfmt.model.patterns import similar_names
 
     every = all_topics()
     if name not in every:
@@ -215,7 +215,9 @@ def find_topics(name: str) -> list[tuple[str, str, str]]:
     ]
     if not found:
         keys = [*every, *(key for rows in every.values() for key in rows)]
-        raise UsageError(f"nothing to explain about {name!r}; near: {', '.join(near(name, keys))}")
+        raise UsageError(
+            f"nothing to explain about {name!r}; near: {', '.join(similar_names(name, keys))}"
+        )
     return found
 
 

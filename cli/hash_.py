@@ -83,22 +83,24 @@ def command(
         raise UsageError("--write is of the whole model; leave --tensor out")
     if blocks and not write:
         raise UsageError("--blocks is what --write writes; give both")
-    expected = manifest.read(check) if check is not None else None
+    expected = manifest.read_manifest(check) if check is not None else None
     # A manifest says what a file is to be: none is made of a damaged one.
     with open_model(model, arch=arch, damaged=not write) as opened:
         if write:
-            manifest.check_place(opened.path, force=force)
+            manifest.check_writable(opened.path, force=force)
         with render.ProgressLine("hash") as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
         body: HashResult = {"model": str(opened.path), "tensors": rows}
         if write:
-            body["written"] = str(manifest.write(opened, rows, force=force, blocks=blocks))
+            body["written"] = str(manifest.write_manifest(opened, rows, force=force, blocks=blocks))
         if expected is not None:
-            body["failures"] = manifest.compare(expected, opened, rows, selected=bool(patterns))
+            body["failures"] = manifest.compare_manifest(
+                expected, opened, rows, selected=bool(patterns)
+            )
         body["damage"], damaged = report_damage(opened.damage)
         found = None
         if expected is not None:
-            found = manifest.pronounced(
+            found = manifest.pronounce_manifest(
                 expected, body["failures"], rows, opened, selected=bool(patterns)
             )
     if found is None:

@@ -17,7 +17,7 @@ from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import detect_format, open_source
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model import open_model
-from aprfmt.model.patterns import select_one
+from aprfmt.model.patterns import one_matching_index
 from aprfmt.model.resolve import spellings_by_name
 
 
@@ -141,7 +141,7 @@ def tensor_blocks(
         stored = opened.source.tensors
         every = spellings_by_name(opened)
         names = list(stored)
-        at = select_one([every.get(each, (each,)) for each in names], name, str(model))
+        at = one_matching_index([every.get(each, (each,)) for each in names], name, str(model))
         tensor = stored[names[at]]
         tensor.raw(0, 0)  # a damaged one says so
         info = tensor.info

@@ -78,7 +78,7 @@ def command(
     from aprfmt.base.outcome import Report
     from aprfmt.checks.records import pronounce_report
     from aprfmt.formats.npy import write_npy
-    from aprfmt.inference.gates import rows_gate
+    from aprfmt.inference.gates import check_last_row
 
     options.check_new(force, out)
     with run_options.open_session(model, where) as run:
@@ -87,7 +87,7 @@ def command(
         run_options.warn_of_length(opened, ids)
         found = run.session.logits(ids)
         top = run_options.top_tokens(found[-1], opened)
-        report = Report(str(opened.path), tuple(rows_gate(found)))
+        report = Report(str(opened.path), tuple(check_last_row(found)))
         verdict = pronounce_report(report, opened)
         body: LogitsResult = {
             "run": run_options.run_facts(run),

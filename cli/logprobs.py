@@ -116,9 +116,9 @@ def token_ids(model: "Model") -> Any:
 
 def pronounced(table: "LogprobTable") -> "Pronounced":
     """Return the verdict over the positions that both sides have."""
-    from aprfmt.model.ledger import Compared, NotCompared, Words, pronounce
+    from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 
-    words = Words("within tolerance", "beyond tolerance")
+    words = VerdictWords("within tolerance", "beyond tolerance")
     every = table.compared + table.only_there
     left = []
     if table.only_there:

@@ -24,7 +24,7 @@ def write_importance_matrix(
     Raises UsageError for a text without tokens, ArchError for a model that does not run,
     OutputError where `kept` exists and `force` is not given.
     """
-    from aprfmt.inference.importance import collect
+    from aprfmt.inference.importance import collect_imatrix
     from aprfmt.model import open_model
 
     if kept is not None and kept.exists() and not force:
@@ -35,7 +35,7 @@ def write_importance_matrix(
         name = "stdin" if text == Path("-") else text.name
         sample = whole_text_sample(model, name, ids)
         with render.ProgressLine("calibrating") as progress:
-            found = collect(
+            found = collect_imatrix(
                 model, ids, name, prefix=sample.prefix, chunks=chunks, progress=progress
             )
         path = kept or Path(folder) / f"{Path(name).stem}.imatrix.gguf"

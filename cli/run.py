@@ -13,7 +13,7 @@ from aprfmt.cli import dry_run as dry
 from aprfmt.cli import options, output_format, render, run_options
 
 if TYPE_CHECKING:
-    from aprfmt.inference.generating import MadeBeside, Speed
+    from aprfmt.inference.generating import BackgroundValue, Speed
     from aprfmt.tokenizer import Tokenizer
 
 
@@ -24,7 +24,7 @@ class TextWriter:
     """Turns the tokens so far into text, and prints what is new of it as it comes."""
 
     def __init__(
-        self, tokenizer: "MadeBeside[Tokenizer | None]", prompt: Sequence[int], *, live: bool
+        self, tokenizer: "BackgroundValue[Tokenizer | None]", prompt: Sequence[int], *, live: bool
     ) -> None:
         self._later = tokenizer
         self._context = list(prompt[-CONTEXT:])
@@ -166,7 +166,13 @@ def command(
     """
     if dry_run:
         return dry.report_run(model, tokens, where, max_tokens)
-    from aprfmt.inference.generating import MadeBeside, Stops, context_room, generate, speed
+    from aprfmt.inference.generating import (
+        BackgroundValue,
+        StopIds,
+        generate,
+        room_in_context,
+        run_speed,
+    )
     from aprfmt.inference.sampling import Sampler, Sampling
     from aprfmt.tokenizer import tokenizer_of
     from aprfmt.tokenizer.absent_keys import absent_ids
@@ -177,9 +183,9 @@ def command(
     with run_options.open_session(model, where) as run:
         opened = run.model
         ids, text = run_options.token_ids(opened, tokens)
-        limit = min(max_tokens, context_room(opened, len(ids)))
-        with MadeBeside(lambda: tokenizer_of(opened)) as tokenizer:
-            stop = Stops(tokenizer, run_options.stop_token_ids(opened), ignore=ignore_stop)
+        limit = min(max_tokens, room_in_context(opened, len(ids)))
+        with BackgroundValue(lambda: tokenizer_of(opened)) as tokenizer:
+            stop = StopIds(tokenizer, run_options.stop_token_ids(opened), ignore=ignore_stop)
             writer = TextWriter(tokenizer, ids, live=output_format.answer_format() != "json")
             load = time.perf_counter() - began
             found, times = generate(run.session, ids, Sampler(sampling), limit, stop, writer.show)
@@ -195,7 +201,7 @@ def command(
         stopped = bool(found) and found[-1] in stop
         made = found[:-1] if stopped else found
         full = "max_tokens" if len(made) == max_tokens else "context"
-        ran, took = run_options.run_facts(run), speed(len(ids), load, times)
+        ran, took = run_options.run_facts(run), run_speed(len(ids), load, times)
         body = {
             "run": ran,
             "prompt": {"ids": ids, "text": text},

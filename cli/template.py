@@ -122,11 +122,11 @@ def command(
 def report_engines(model: Path) -> int:
     """Render fixed conversations by two engines and say what differs."""
     from aprfmt.model import open_model
-    from aprfmt.tokenizer.stated import stated
+    from aprfmt.tokenizer.stated import stated_tokenizer
     from aprfmt.tokenizer.template_engines import CAUSE, compare_engines
 
     with open_model(model) as opened:
-        side = stated(opened)
+        side = stated_tokenizer(opened)
         template = opened.carried.chat_template()
         if side is None or template is None:
             raise FormatError(f"{opened.path}: carries no chat template; nothing can be rendered")

@@ -12,46 +12,46 @@ from aprfmt.inference.context import Context
 from aprfmt.inference.weights import Weight
 
 
-def spread(c: Context, x: Array) -> Array:
+def make_copies(c: Context, x: Array) -> Array:
     """Return the copies that enter layer 0: the embedding, and projections of its magnitude."""
     b = c.backend
-    copies = [x, *(b.rescaled(b.linear(x, w, None), x) for w in _stacked(c, "altup_proj"))]
+    copies = [x, *(b.rescaled(b.linear(x, w, None), x) for w in _copy_projections(c, "altup_proj"))]
     return c.tap("altup_embd", WHOLE, b.concat(copies))
 
 
-def merged(c: Context, x: Array) -> Array:
+def merge_copies(c: Context, x: Array) -> Array:
     """Return the mean of the copies behind the last layer, projected back: [tokens, hidden]."""
     b = c.backend
-    first, *others = _copies(c, x)
+    first, *others = _copy_views(c, x)
     total = b.wide(first)
-    for each, w in zip(others, _stacked(c, "altup_unembd_proj"), strict=True):
+    for each, w in zip(others, _copy_projections(c, "altup_unembd_proj"), strict=True):
         total = total + b.wide(b.rescaled(b.linear(each, w, None), first))
     return c.tap("altup_merged", WHOLE, b.narrow(total / int(c.hp["altup_streams"])))
 
 
 def predict(c: Context, layer: int, x: Array) -> tuple[Array, Array]:
     """Return all predicted copies, and the first of them, on which the layer runs."""
-    modes = c.tap("altup_modes", layer, _modes(c, layer, _copies(c, x)[0]))
+    modes = c.tap("altup_modes", layer, _router_modes(c, layer, _copy_views(c, x)[0]))
     coefs = c.linear(layer, "altup_predict_coef", modes)
     mixed = c.backend.add(c.backend.mix_copies(x, coefs), x)
     mixed = c.tap("altup_predicted", layer, mixed)
-    return mixed, _copies(c, mixed)[0]
+    return mixed, _copy_views(c, mixed)[0]
 
 
 def correct(c: Context, layer: int, predicted: Array, x: Array) -> Array:
     """Return the copies, each moved by its share of what the layer changed in the first one."""
     b = c.backend
-    modes = c.tap("altup_modes_after", layer, _modes(c, layer, x))
+    modes = c.tap("altup_modes_after", layer, _router_modes(c, layer, x))
     shares = b.shift(c.linear(layer, "altup_correct_coef", modes), 1)
-    copies = _copies(c, predicted)
+    copies = _copy_views(c, predicted)
     change = b.add(x, b.scale(copies[0], -1))
     moved = [b.add(b.mul(change, shares[:, i : i + 1]), copies[i]) for i in range(len(copies))]
     return c.tap("altup_corrected", layer, b.concat(moved))
 
 
-def scaled_first(c: Context, layer: int, x: Array) -> Array:
+def scale_first_copy(c: Context, layer: int, x: Array) -> Array:
     """Return the first copy, times its scale, which the layer's own embedding is gated by."""
-    first = _copies(c, x)[0]
+    first = _copy_views(c, x)[0]
     if not c.hp["altup_scaled"]:
         return first
     return c.backend.mul(first, c.vector(layer, "altup_correct_scale.weight"))
@@ -59,7 +59,7 @@ def scaled_first(c: Context, layer: int, x: Array) -> Array:
 
 def add_to_others(c: Context, x: Array, y: Array) -> Array:
     """Return the copies, y added to all but the first."""
-    first, *others = _copies(c, x)
+    first, *others = _copy_views(c, x)
     return c.backend.concat([first, *(c.backend.add(each, y) for each in others)])
 
 
@@ -69,19 +69,19 @@ def laurel(c: Context, layer: int, x: Array) -> Array:
     return c.tap("laurel", layer, c.backend.add(x, c.norm(layer, "laurel_post_norm", low)))
 
 
-def _copies(c: Context, x: Array) -> list[Array]:
+def _copy_views(c: Context, x: Array) -> list[Array]:
     """Return views of the copies, [tokens, hidden] each."""
     width = int(c.hp["hidden_size"])
     return [x[:, i * width : (i + 1) * width] for i in range(int(c.hp["altup_streams"]))]
 
 
-def _stacked(c: Context, role: str) -> list[Weight]:
+def _copy_projections(c: Context, role: str) -> list[Weight]:
     """Return the projections of all copies but the first."""
     w = c.weights.of(None, f"{role}.weight")
     return [w.expert(i) for i in range(int(c.hp["altup_streams"]) - 1)]
 
 
-def _modes(c: Context, layer: int, x: Array) -> Array:
+def _router_modes(c: Context, layer: int, x: Array) -> Array:
     """Return the router's result [tokens, altup_streams], between -1 and 1."""
     b = c.backend
     normed = c.norm(layer, "altup_router_norm", x)

@@ -8,7 +8,7 @@ from typing import TypedDict
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import select_points
 from aprfmt.inference.forward import check_tokens
-from aprfmt.inference.identity import identity
+from aprfmt.inference.identity import trace_identity
 from aprfmt.inference.running import Run, opened, requested
 from aprfmt.inference.trace import Kept, Positions, Trace
 from aprfmt.model import Model
@@ -74,7 +74,7 @@ def trace(
     with opened(request) as run:
         tokens = _tokens(run.model, prompt, ids)
         wanted = _wanted(run, points, layers)
-        facts = {"prompt": prompt, **identity(run.model, tokens)}
+        facts = {"prompt": prompt, **trace_identity(run.model, tokens)}
         asked = replace(request, ids=tuple(tokens), wanted=wanted)
         with run.trace(asked, place=Kept(), stop=True, facts=facts) as found:
             return found

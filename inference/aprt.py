@@ -51,13 +51,13 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
     written = []
     facts: dict[str, StageFacts] = {}
     layers = sorted({record.layer for record in trace.records.values()})
-    with FileSet(force=force, folder=folder, ours=_ours, nested=True) as files:
+    with FileSet(force=force, folder=folder, ours=_is_our_name, nested=True) as files:
         for layer in layers:
             target = folder if layer == WHOLE else folder / f"layer-{layer}"
             for stage, points in STAGES.items():
                 if POINTS[points[0]].layered != (layer != WHOLE):
                     continue
-                values = _joined(trace, points, layer)
+                values = _join_points(trace, points, layer)
                 if values is None:
                     continue
                 data = np.ascontiguousarray(values, "<f4")
@@ -73,7 +73,7 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
                 name = (target / f"{stage}.bin").relative_to(folder).as_posix()
                 digest = hashlib.sha256(head)
                 digest.update(body)
-                facts[name] = aprt_facts.facts_of(record, values.shape, digest.hexdigest())
+                facts[name] = aprt_facts.stage_facts(record, values.shape, digest.hexdigest())
         beside = folder / aprt_facts.NAME
         out = files.create(beside)
         said = aprt_facts.to_json(FolderFacts(trace.run, facts))
@@ -82,7 +82,7 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
     return written
 
 
-def _ours(name: str) -> bool:
+def _is_our_name(name: str) -> bool:
     """Say whether `save_aprt` writes a file or folder of this name."""
     folder, slash, file = name.rpartition("/")
     if slash:
@@ -90,7 +90,7 @@ def _ours(name: str) -> bool:
     return name.endswith(".bin") or name == aprt_facts.NAME or _FOLDER.fullmatch(name) is not None
 
 
-def _joined(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None:
+def _join_points(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None:
     """Return the points' values side by side, each token's in one row; None if one is missing."""
     parts = [trace.values(key_name(point, layer)) for point in points]
     found = [part for part in parts if part is not None]
@@ -117,17 +117,17 @@ def load_aprt(folder: Path) -> Trace:
     """
     if not folder.is_dir():
         raise FormatError(f"{folder}: is not a folder of APRT files")
-    facts = aprt_facts.read(folder)
+    facts = aprt_facts.read_facts(folder)
     values: dict[str, Numbers] = {}
     records: dict[str, Record] = {}
-    for path, layer in _files(folder):
+    for path, layer in _stage_files(folder):
         name = STAGE_ALIASES.get(path.stem, path.stem)
         points = STAGES.get(name)
         if points is None:
             raise FormatError(
                 f"{path}: stage {path.stem!r} is not known; expected one of {', '.join(STAGES)}"
             )
-        known = None if facts is None else _known(path, folder, facts)
+        known = None if facts is None else _facts_of_stage(path, folder, facts)
         data = read_aprt(path, layer, "" if known is None else known.sha256)
         point = _JOINED[points] if len(points) > 1 else points[0]
         key = key_name(point, layer)
@@ -153,7 +153,8 @@ def load_aprt(folder: Path) -> Trace:
     return Trace(run | {"format": "aprt", "path": str(folder)}, records, {}, values.get)
 
 
-def _known(path: Path, folder: Path, facts: FolderFacts) -> StageFacts:
+def _facts_of_stage(path: Path, folder: Path, facts: FolderFacts) -> StageFacts:
+    """Return the facts of a stage's file; FormatError where there are none."""
     name = path.relative_to(folder).as_posix()
     if name not in facts.files:
         raise FormatError(
@@ -163,7 +164,8 @@ def _known(path: Path, folder: Path, facts: FolderFacts) -> StageFacts:
     return facts.files[name]
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, int]]:
+def _stage_files(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the stage files of a folder, each with its layer."""
     layers = {}
     for entry in os.scandir(folder):
         match = _FOLDER.fullmatch(entry.name)

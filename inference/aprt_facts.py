@@ -45,7 +45,7 @@ class FolderFacts:
     files: Mapping[str, StageFacts]
 
 
-def facts_of(record: Record, shape: tuple[int, ...], sha256: str) -> StageFacts:
+def stage_facts(record: Record, shape: tuple[int, ...], sha256: str) -> StageFacts:
     """Return the facts of a stage. Files hold float32 values, so float64 is not recorded."""
     dtype = "float32" if record.dtype == "float64" else record.dtype
     return StageFacts(sha256, shape, record.positions, dtype, record.form, record.device)
@@ -70,13 +70,13 @@ def to_json(facts: FolderFacts) -> dict[str, Any]:
     }
 
 
-def read(folder: Path) -> FolderFacts | None:
+def read_facts(folder: Path) -> FolderFacts | None:
     """Return the facts of a folder; None if it has no such file. Raises FormatError."""
     path = folder / NAME
-    return parse(load_file(path, max_bytes=MAX_BYTES), str(path)) if path.exists() else None
+    return parse_facts(load_file(path, max_bytes=MAX_BYTES), str(path)) if path.exists() else None
 
 
-def parse(data: Any, where: str) -> FolderFacts:
+def parse_facts(data: Any, where: str) -> FolderFacts:
     """Return the facts in the file's JSON value; FormatError names the entry that is wrong."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
@@ -85,13 +85,15 @@ def parse(data: Any, where: str) -> FolderFacts:
     if not isinstance(run, dict) or not isinstance(files, dict):
         raise FormatError(f"{where}: run or files is missing or not an object")
     if run.get("ids") is not None:
-        _numbers(run["ids"], f"{where}: ids")
+        _parse_numbers(run["ids"], f"{where}: ids")
     return FolderFacts(
-        run, {name: _stage(row, f"{where}: {shorten(name, 200)}") for name, row in files.items()}
+        run,
+        {name: _parse_stage(row, f"{where}: {shorten(name, 200)}") for name, row in files.items()},
     )
 
 
-def _stage(row: Any, where: str) -> StageFacts:
+def _parse_stage(row: Any, where: str) -> StageFacts:
+    """Return the facts of one stage; FormatError says what is wrong with a row."""
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is not an object")
     for name in ("sha256", "dtype", "device"):
@@ -110,15 +112,16 @@ def _stage(row: Any, where: str) -> StageFacts:
     positions = row.get("positions")
     return StageFacts(
         row["sha256"],
-        _numbers(row.get("shape"), f"{where}: shape"),
-        None if positions is None else _numbers(positions, f"{where}: positions"),
+        _parse_numbers(row.get("shape"), f"{where}: shape"),
+        None if positions is None else _parse_numbers(positions, f"{where}: positions"),
         row["dtype"],
         form,
         row["device"],
     )
 
 
-def _numbers(values: Any, where: str) -> tuple[int, ...]:
+def _parse_numbers(values: Any, where: str) -> tuple[int, ...]:
+    """Return a list of non-negative integers as a tuple; FormatError for anything else."""
     if not isinstance(values, list) or not all(
         isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
     ):

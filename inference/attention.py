@@ -11,7 +11,12 @@ from aprfmt.inference import score_bias
 from aprfmt.inference.backends.base import Array, Heads, Numbers, Style
 from aprfmt.inference.context import Context
 from aprfmt.inference.indexer import choose_keys
-from aprfmt.inference.layer_heads import is_source, kv_heads, kv_source, values_are_keys
+from aprfmt.inference.layer_heads import (
+    gives_keys_to_later,
+    key_value_layer,
+    kv_heads,
+    values_are_keys,
+)
 from aprfmt.inference.masks import Mask
 from aprfmt.inference.rope import kind_of
 
@@ -22,7 +27,7 @@ def attention(c: Context, layer: int, x: Array) -> Array:
     gated = role and c.weights.get_role(layer, f"{role}.weight") is not None
     gate = c.tap("attn_gate", layer, c.linear(layer, role, x)) if gated else None
     q, k, v = _KINDS[c.block.attention](c, layer, x)
-    source = kv_source(c.hp, layer)
+    source = key_value_layer(c.hp, layer)
     if source != layer:
         n_layers = int(c.hp["n_layers"])
         k, v = (c.backend.at_layer(layer, n_layers, part) for part in c.state.shared[source])
@@ -30,9 +35,9 @@ def attention(c: Context, layer: int, x: Array) -> Array:
         k, v = c.cache.extend(layer, k, v)
     if c.cache is not None and c.cache.length > 0:
         k, v = c.tap("k_cache", layer, k), c.tap("v_cache", layer, v)
-    if source == layer and is_source(c.hp, layer):
+    if source == layer and gives_keys_to_later(c.hp, layer):
         c.state.shared[layer] = k, v
-    mixed = _mix(c, layer, q, k, v)
+    mixed = _attend(c, layer, q, k, v)
     mixed = mixed.reshape(len(mixed), -1)
     if gate is not None:
         mixed, gate = c.tap("attn_mixed", layer, mixed), c.backend.sigmoid(gate)
@@ -47,29 +52,29 @@ def attention(c: Context, layer: int, x: Array) -> Array:
 _GATES = {"none": "", "sigmoid": "attn_q_gate", "sigmoid_head": "attn_gate"}
 
 
-def stepped(c: Context, layer: int) -> bool:
+def needs_single_steps(c: Context, layer: int) -> bool:
     """Say whether a point inside the fused operation is wanted."""
     return c.wants("scores", layer) or c.wants("probs", layer)
 
 
-def _mix(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
+def _attend(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
     """Return probs.v [tokens, heads, value_dim]."""
-    chunk = _chunk(c, layer)
-    if chunk is not None and not stepped(c, layer):
-        return _by_chunk(c, layer, (q, k, v), chunk)
-    heads = _heads(c, layer, int(k.shape[0]))
+    chunk = _chunk_size(c, layer)
+    if chunk is not None and not needs_single_steps(c, layer):
+        return _attend_by_chunk(c, layer, (q, k, v), chunk)
+    heads = _heads_of_pass(c, layer, int(k.shape[0]))
     if c.state.chosen is not None:
         heads = replace(heads, mask=heads.mask & c.state.chosen, causal=None)
     if c.block.score_bias != "none":
         return score_bias.attention(c, layer, q, k, v, heads)
-    if not stepped(c, layer):
+    if not needs_single_steps(c, layer):
         return c.backend.attention(q, k, v, heads)
     scores = c.tap("scores", layer, c.backend.scores(q, k, heads))
     probs = c.tap("probs", layer, c.backend.probs(scores, heads))
     return c.backend.mix(probs, v)
 
 
-def _chunk(c: Context, layer: int) -> int | None:
+def _chunk_size(c: Context, layer: int) -> int | None:
     """Return the size of a layer's chunks; None if it has none, or the pass stays in the first."""
     if c.block.window != "chunk" or not c.hp["window_layers"][layer]:
         return None
@@ -77,7 +82,7 @@ def _chunk(c: Context, layer: int) -> int | None:
     return size if size is not None and c.facts.cached + len(c.facts.ids) > size else None
 
 
-def _by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], chunk: int) -> Array:
+def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], chunk: int) -> Array:
     """Return probs.v of a pass that leaves the first chunk: each chunk's queries see its keys."""
     b, (q, k, v) = c.backend, qkv
     start = cached = c.facts.cached
@@ -86,7 +91,7 @@ def _by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], chunk: in
         begin = start // chunk * chunk
         stop = min(begin + chunk, cached + len(q))
         mask = b.seen(stop - start, stop - begin, start - begin, None, causal=True)
-        heads = _laid(c, layer, mask, (start - begin, None))
+        heads = _heads_with_mask(c, layer, mask, (start - begin, None))
         b.at(start)
         rows = slice(start - cached, stop - cached)
         parts.append(b.attention(q[rows], k[begin:stop], v[begin:stop], heads))
@@ -95,21 +100,23 @@ def _by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], chunk: in
     return parts[0] if len(parts) == 1 else b.stack(parts)
 
 
-def _heads(c: Context, layer: int, keys: int) -> Heads:
+def _heads_of_pass(c: Context, layer: int, keys: int) -> Heads:
     """Return how a layer combines all queries and keys of a pass."""
     tokens, cached = len(c.facts.ids), c.facts.cached
-    chunk = _chunk(c, layer)
+    chunk = _chunk_size(c, layer)
     if chunk is not None:
-        return _laid(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
+        return _heads_with_mask(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
     limited = c.hp["window_layers"][layer] and c.block.window == "sliding"
     window = c.hp["sliding_window"] if limited else None
     causal = c.block.attends == "causal"
     mask = c.backend.seen(tokens, keys, cached, window, causal=causal)
-    return _laid(c, layer, mask, (cached, window) if causal else None)
+    return _heads_with_mask(c, layer, mask, (cached, window) if causal else None)
 
 
-def _laid(c: Context, layer: int, mask: Mask, causal: tuple[int, int | None] | None) -> Heads:
-    """Return what `_heads` says of a mask, with the layer's scale, softcap and sinks."""
+def _heads_with_mask(
+    c: Context, layer: int, mask: Mask, causal: tuple[int, int | None] | None
+) -> Heads:
+    """Return what `_heads_of_pass` says of a mask, with the layer's scale, softcap and sinks."""
     hp = c.hp
     scale = float(hp["attn_scale"])
     if hp["attn_scale_by_layer"]:
@@ -120,7 +127,7 @@ def _laid(c: Context, layer: int, mask: Mask, causal: tuple[int, int | None] | N
     return Heads(mask, scale, softcap, sinks, c.block.softmax_cast, causal)
 
 
-def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:
+def _project_parts(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:
     """Return q, k, v [tokens, heads, d] of these parts; captures points around the bias."""
     biases = {part: c.bias(layer, f"attn_{part}") for part in heads}
     late = {part for part in heads if biases[part] is not None and c.wants(f"{part}_mm", layer)}
@@ -139,57 +146,61 @@ def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list
             y = c.backend.add(y, biases[part])
         y = y.reshape(shape)
         normed = c.hp["qk_norm"] and part != "v"
-        found.append(c.tap(part, layer, y if normed else _clipped(c, y)))
+        found.append(c.tap(part, layer, y if normed else _clip(c, y)))
     return found
 
 
-def _clipped(c: Context, x: Array) -> Array:
+def _clip(c: Context, x: Array) -> Array:
     """Clamp q, k or v where the model does: after a norm, before rope."""
     limit = c.hp["qkv_clip"]
     return x if limit is None else c.backend.clip(x, float(limit))
 
 
-def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array | None, Array | None]:
+def _grouped_query_key_value(
+    c: Context, layer: int, x: Array
+) -> tuple[Array, Array | None, Array | None]:
     """Return query, key and value; None for those that an earlier layer's stand for."""
     if not c.hp["own_kv_layers"][layer]:
-        [q] = _project(c, layer, x, {"q": int(c.hp["n_heads"])})
-        return _turned(c, layer, [_normed(c, layer, "q", q)])[0], None, None
+        [q] = _project_parts(c, layer, x, {"q": int(c.hp["n_heads"])})
+        return _rotate_parts(c, layer, [_norm_part(c, layer, "q", q)])[0], None, None
     if c.block.multipliers != "none":
         x = c.backend.scale(x, float(c.hp["attn_in_scale"]))
     n_kv = kv_heads(c.hp, layer)
     parts = {"q": int(c.hp["n_heads"]), "k": n_kv, "v": n_kv}
     if values_are_keys(c.hp, layer):
         del parts["v"]
-    q, k, *others = _project(c, layer, x, parts)
+    q, k, *others = _project_parts(c, layer, x, parts)
     v = others[0] if others else k
     if c.block.multipliers != "none":
         k = c.backend.scale(k, float(c.hp["key_scale"]))
-    q, k = _normed(c, layer, "q", q), _normed(c, layer, "k", k)
+    q, k = _norm_part(c, layer, "q", q), _norm_part(c, layer, "k", k)
     if c.block.value_norm == "plain":
         v = c.tap("v_norm", layer, c.plain_norm(v))
-    q, k = _turned(c, layer, [q, k])
+    q, k = _rotate_parts(c, layer, [q, k])
     rotates = c.block.position == "rope" and bool(c.hp["rope_layers"][layer])
-    return *_finished(c, layer, q, k, rotates=rotates), v
+    return *_finish_query_key(c, layer, q, k, rotates=rotates), v
 
 
-def _normed(c: Context, layer: int, part: str, x: Array) -> Array:
+def _norm_part(c: Context, layer: int, part: str, x: Array) -> Array:
     """Return q or k after a norm before rope, where the block has one."""
     if not c.hp["qk_norm"] or c.block.qk_norm_place != "before_rope":
         return x
-    return c.tap(f"{part}_norm", layer, _clipped(c, _qk_norm(c, layer, f"attn_{part}_norm", x)))
+    return c.tap(f"{part}_norm", layer, _clip(c, _qk_norm(c, layer, f"attn_{part}_norm", x)))
 
 
-def _turned(c: Context, layer: int, xs: list[Array]) -> list[Array]:
+def _rotate_parts(c: Context, layer: int, xs: list[Array]) -> list[Array]:
     """Return q, and k, after rope, where the layer rotates."""
     kind = kind_of(c.hp, layer) if c.block.position == "rope" else None
     if kind is None:
         return xs
-    turned = c.backend.ropes(xs, c.ropes[kind], style=_style(c), cast=c.block.rope_cast)
+    turned = c.backend.ropes(xs, c.ropes[kind], style=_rope_style(c), cast=c.block.rope_cast)
     names = ("q_rope", "k_rope")[: len(xs)]
     return [c.tap(name, layer, x) for name, x in zip(names, turned, strict=True)]
 
 
-def _finished(c: Context, layer: int, q: Array, k: Array, *, rotates: bool) -> tuple[Array, Array]:
+def _finish_query_key(
+    c: Context, layer: int, q: Array, k: Array, *, rotates: bool
+) -> tuple[Array, Array]:
     """Return q and k after what follows rope: norms, or a factor on the queries."""
     place = c.block.qk_norm_place
     if c.hp["qk_norm"] and (place == "after_rope" or (place == "rotated" and rotates)):
@@ -202,16 +213,16 @@ def _finished(c: Context, layer: int, q: Array, k: Array, *, rotates: bool) -> t
     return q, k
 
 
-def _tempered(c: Context, q: Array) -> Array:
+def _scale_queries(c: Context, q: Array) -> Array:
     """Return q times its factors, which are computed in float32 steps and rounded."""
-    factors = _factors(c, c.facts.positions.astype(np.float32))
+    factors = _query_factors(c, c.facts.positions.astype(np.float32))
     return c.backend.mul(q, c.backend.array(factors[:, None, None]))
 
 
-def _tempered_runs(c: Context, q: Array) -> Array:
+def _scale_queries_exactly(c: Context, q: Array) -> Array:
     """Return q times its factors, not rounded; positions in a row share one."""
     kind = np.float64 if c.backend.dtype == "float64" else np.float32
-    factors = _factors(c, (c.facts.positions + 1).astype(kind))
+    factors = _query_factors(c, (c.facts.positions + 1).astype(kind))
     edges = [0, *(np.flatnonzero(np.diff(factors)) + 1).tolist(), len(factors)]
     parts = [
         c.backend.scale(q[start:stop], float(factors[start]))
@@ -220,7 +231,7 @@ def _tempered_runs(c: Context, q: Array) -> Array:
     return parts[0] if len(parts) == 1 else c.backend.stack(parts)
 
 
-def _factors(c: Context, positions: Numbers) -> Numbers:
+def _query_factors(c: Context, positions: Numbers) -> Numbers:
     """Return a factor for each position, in the positions' dtype."""
     kind = positions.dtype.type
     length, scale = (kind(c.hp[f"temperature_{part}"]) for part in ("length", "scale"))
@@ -228,14 +239,15 @@ def _factors(c: Context, positions: Numbers) -> Numbers:
     return factors
 
 
-_TEMPERATURES = {"all": _tempered, "unrotated": _tempered_runs}
+_TEMPERATURES = {"all": _scale_queries, "unrotated": _scale_queries_exactly}
 
 
 def _rotate(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
-    return c.backend.rope(x, table, style=_style(c), cast=c.block.rope_cast)
+    return c.backend.rope(x, table, style=_rope_style(c), cast=c.block.rope_cast)
 
 
-def _style(c: Context) -> Style:
+def _rope_style(c: Context) -> Style:
+    """Return the pairing of the model's rope."""
     styles: dict[str, Style] = {"half": "half", "interleaved": "interleaved"}
     name = str(c.hp["rope_style"])
     if name not in styles:
@@ -257,13 +269,13 @@ def _qk_norm(c: Context, layer: int, role: str, x: Array) -> Array:
     return c.rms_norm(x, weight, eps)
 
 
-def _mla(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
+def _latent_query_key_value(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
     """Expand the latents: every head's key is [k_nope | k_pe], k_pe shared by all heads."""
     hp, b = c.hp, c.backend
     n_heads, rank = int(hp["n_heads"]), int(hp["kv_lora_rank"])
     nope, eps = int(hp["qk_nope_head_dim"]), float(hp["lora_norm_eps"])
     if hp["q_lora_rank"] is None:
-        [q] = _project(c, layer, x, {"q": n_heads})
+        [q] = _project_parts(c, layer, x, {"q": n_heads})
     else:
         latent = c.tap("q_a", layer, c.linear(layer, "attn_q_a", x))
         latent = c.rms_norm(latent, c.vector(layer, "attn_q_a_norm.weight"), eps)
@@ -289,4 +301,4 @@ def _mla(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
     return q, k, v
 
 
-_KINDS = {"gqa": _gqa, "mla": _mla}
+_KINDS = {"gqa": _grouped_query_key_value, "mla": _latent_query_key_value}

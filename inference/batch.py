@@ -114,7 +114,7 @@ class EndCounts:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredSample:
     """The losses in nats of one sample's rows, float64 [AHEAD, tokens]; NaN where none was run.
 
     Entry k of row t is the loss of token t + k. `whole` are those of a pass over the padding as
@@ -136,7 +136,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
     """
     with ExitStack() as stack:
         file = NpzFile(path, stack)
-        found = {name: _read(file, name, known) for name, known in NAMES.items()}
+        found = {name: _read_array(file, name, known) for name, known in NAMES.items()}
         packed = {
             name: file.read(name)
             for name in (*POSITIONS, *LENGTHS, *DOCUMENTS)
@@ -150,11 +150,11 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
             f"{path}: holds {', '.join(sorted(file.arrays)[:8]) or 'nothing'}; expected an array "
             f"{' or '.join(NAMES['ids'])}"
         )
-    ids = _integers(path, "ids", ids)
-    _inside(path, ids, vocab)
+    ids = _check_integers(path, "ids", ids)
+    _check_vocabulary(path, ids, vocab)
     mask = np.ones(ids.shape, bool)
     if found["mask"] is not None:
-        mask = _integers(path, "mask", found["mask"], ids.shape) != 0
+        mask = _check_integers(path, "mask", found["mask"], ids.shape) != 0
     for sample in np.flatnonzero(np.abs(np.diff(mask.astype(np.int8), axis=1)).sum(1) > 1):
         inside = np.flatnonzero(mask[sample])
         if len(inside) != inside[-1] - inside[0] + 1:
@@ -164,7 +164,9 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
             )
     given = found["labels"]
     labels = (
-        np.where(mask, ids, -100) if given is None else _integers(path, "labels", given, ids.shape)
+        np.where(mask, ids, -100)
+        if given is None
+        else _check_integers(path, "labels", given, ids.shape)
     )
     logits = found["logits"]
     if logits is not None:
@@ -174,9 +176,9 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
                 f"{path}: logits {list(logits.shape)} of {logits.dtype}; expected "
                 f"{[*ids.shape, vocab]} of floats"
             )
-    shift = _shift_of(path, ids, labels, mask)
-    longer, label = _aligned(ids, labels, mask, shift)
-    document = _documents(path, packed, mask)
+    shift = _label_shift(path, ids, labels, mask)
+    longer, label = _align_labels(ids, labels, mask, shift)
+    document = _document_numbers(path, packed, mask)
     batch = Batch(
         path,
         longer,
@@ -234,7 +236,7 @@ def count_ends(batch: Batch) -> list[EndCounts]:
     return found
 
 
-def _documents(
+def _document_numbers(
     path: Path, packed: Mapping[str, Numbers], mask: NDArray[np.bool_]
 ) -> NDArray[np.int64] | None:
     """Return the number of each token's document in its row; None where no row holds several.
@@ -243,7 +245,7 @@ def _documents(
     """
     said: dict[str, NDArray[np.bool_]] = {}
     for name, values in packed.items():
-        begins = _begins(path, name, values, mask)
+        begins = _document_starts(path, name, values, mask)
         begins[:, 0] = False
         begins[:, 1:] &= mask[:, :-1] & mask[:, 1:]  # padding is no document
         said[name] = begins
@@ -262,10 +264,12 @@ def _documents(
     return np.cumsum(found, axis=1, dtype=np.int64)
 
 
-def _begins(path: Path, name: str, values: Numbers, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _document_starts(
+    path: Path, name: str, values: Numbers, mask: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
     """Return at which tokens an array says that a document begins."""
     if name not in LENGTHS:
-        rows = _integers(path, name, values, mask.shape)
+        rows = _check_integers(path, name, values, mask.shape)
         steps = np.diff(rows, axis=1)
         apart = steps != 1 if name in POSITIONS else steps != 0
         return np.pad(apart, ((0, 0), (1, 0)))
@@ -284,16 +288,18 @@ def _begins(path: Path, name: str, values: Numbers, mask: NDArray[np.bool_]) -> 
     return flat.reshape(mask.shape)
 
 
-def _read(file: NpzFile, name: str, known: tuple[str, ...]) -> Numbers | None:
+def _read_array(file: NpzFile, name: str, known: tuple[str, ...]) -> Numbers | None:
+    """Return a known array of a batch's file, None where it has none."""
     there = [key for key in known if key in file.arrays]
     if len(there) > 1:
         raise FormatError(f"{file.path}: holds {' and '.join(there)}; expected one array of {name}")
     return file.read(there[0]) if there else None
 
 
-def _integers(
+def _check_integers(
     path: Path, name: str, values: Numbers, shape: tuple[int, ...] | None = None
 ) -> NDArray[np.int64]:
+    """Return an array as int64 of a shape; FormatError for anything else."""
     wide = values[None] if values.ndim == 1 else values
     kinds = "iub" if name == "mask" else "iu"
     if wide.dtype.kind not in kinds or wide.ndim != 2 or not wide.size:
@@ -306,7 +312,8 @@ def _integers(
     return wide.astype(np.int64)
 
 
-def _inside(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
+def _check_vocabulary(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
+    """Raise FormatError for ids outside the vocabulary."""
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab:
         raise FormatError(
@@ -314,7 +321,7 @@ def _inside(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
         )
 
 
-def _shift_of(
+def _label_shift(
     path: Path, ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> int:
     """Return how far ahead of its place a label's token stands: 0 or 1, or a mistake of the file.
@@ -323,7 +330,7 @@ def _shift_of(
     """
     wrong: dict[int, tuple[int, int]] = {}
     for shift in SHIFTS:
-        there, here = _pairs(ids, labels, mask, shift)
+        there, here = _token_label_pairs(ids, labels, mask, shift)
         off = np.argwhere((here >= 0) & (here != there))
         if not len(off):
             return shift
@@ -336,7 +343,7 @@ def _shift_of(
     )
 
 
-def _pairs(
+def _token_label_pairs(
     ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (tokens, labels) that stand against each other under a shift, ends cut off."""
@@ -347,7 +354,7 @@ def _pairs(
     return ids[:, shift:], kept[:, :stop]
 
 
-def _aligned(
+def _align_labels(
     ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the ids with the one after the last, and which of them are labels."""
@@ -365,7 +372,7 @@ def _aligned(
     return longer, label
 
 
-def packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
+def other_packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
     """Yield (in words, the batch) for ways in which a trainer packs the samples of a batch.
 
     Samples follow each other in their order: all in one row, or in rows of the batch's own width.
@@ -380,12 +387,12 @@ def packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
         if rows[-1] and int(lengths[rows[-1]].sum() + lengths[sample]) > batch.tokens:
             rows.append([])
         rows[-1].append(sample)
-    yield "packed into one row", _packed(batch, [every])
+    yield "packed into one row", _pack_rows(batch, [every])
     if 1 < len(rows) < len(every):
-        yield f"packed into rows of {batch.tokens}", _packed(batch, rows)
+        yield f"packed into rows of {batch.tokens}", _pack_rows(batch, rows)
 
 
-def _packed(batch: Batch, rows: list[list[int]]) -> Batch:
+def _pack_rows(batch: Batch, rows: list[list[int]]) -> Batch:
     """Return a batch whose rows hold these samples one after the other."""
     lengths = batch.mask.sum(1)
     width = max(int(lengths[row].sum()) for row in rows)
@@ -408,7 +415,7 @@ def _packed(batch: Batch, rows: list[list[int]]) -> Batch:
     return replace(found, label=label & ~found.starts)
 
 
-def score(batch: Batch, session: Session | None) -> Iterator[Scored]:
+def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]:
     """Yield each sample's losses, by the model's own pass or, without one, the file's logits.
 
     Padding is left out of the model's pass: positions count from the first token of the mask.
@@ -417,29 +424,33 @@ def score(batch: Batch, session: Session | None) -> Iterator[Scored]:
         ids, mask = batch.ids[sample], batch.mask[sample]
         if session is None:
             assert batch.logits is not None
-            rows = log_rows([batch.logits[sample]], ids, 0)
-            yield Scored(rows, rows)
+            rows = losses_ahead([batch.logits[sample]], ids, 0)
+            yield ScoredSample(rows, rows)
             continue
         inside = np.flatnonzero(mask)
         whole = np.full((AHEAD, batch.tokens), np.nan)
         if not len(inside):
-            yield Scored(whole, _run(session, ids, 0, batch.tokens))
+            yield ScoredSample(whole, _losses_of_pass(session, ids, 0, batch.tokens))
             continue
         first, stop = int(inside[0]), int(inside[-1]) + 1
         nats, joined = whole.copy(), None
         cuts = [first, *(int(at) for at in np.flatnonzero(batch.starts[sample])), stop]
         for start, end in pairwise(cuts):
-            nats[:, start:end] = _run(session, ids, start, end)
+            nats[:, start:end] = _losses_of_pass(session, ids, start, end)
         padded = stop - first < batch.tokens
         if len(cuts) > 2:
             places = np.concatenate([np.arange(end - start) for start, end in pairwise(cuts)])
             joined = {name: whole.copy() for name in ("positions count on", "positions restart")}
-            joined["positions count on"][:, first:stop] = _run(session, ids, first, stop)
-            joined["positions restart"][:, first:stop] = _run(session, ids, first, stop, places)
-        yield Scored(nats, _run(session, ids, 0, batch.tokens) if padded else nats, joined)
+            joined["positions count on"][:, first:stop] = _losses_of_pass(session, ids, first, stop)
+            joined["positions restart"][:, first:stop] = _losses_of_pass(
+                session, ids, first, stop, places
+            )
+        yield ScoredSample(
+            nats, _losses_of_pass(session, ids, 0, batch.tokens) if padded else nats, joined
+        )
 
 
-def _run(
+def _losses_of_pass(
     session: Session, ids: NDArray[np.int64], first: int, stop: int, places: Numbers | None = None
 ) -> Numbers:
     """Return losses [AHEAD, stop - first] of a pass over tokens [first, stop).
@@ -449,11 +460,11 @@ def _run(
     most = rows_at_once(int(session.hp["vocab_size"]))
     tokens = [int(i) for i in ids[first:stop]]
     if places is not None:
-        return log_rows(session.at_positions(tokens, places, most), ids, first)
-    return log_rows(session.in_parts(tokens, range(len(tokens)), most), ids, first)
+        return losses_ahead(session.at_positions(tokens, places, most), ids, first)
+    return losses_ahead(session.in_parts(tokens, range(len(tokens)), most), ids, first)
 
 
-def log_rows(parts: Any, ids: NDArray[np.int64], first: int) -> Numbers:
+def losses_ahead(parts: Any, ids: NDArray[np.int64], first: int) -> Numbers:
     """Return losses [AHEAD, rows]; entry k of the row of token t is the loss of token t + k."""
     found = []
     at = first

@@ -23,7 +23,7 @@ def block_shape(tokens: int, used: int, experts: int) -> tuple[int, int]:
     return (pairs + min(experts, pairs) * (size - 1)) // size, size
 
 
-def blocked(c: Context, layer: int, x: Array, found: ExpertBlocks) -> Array:
+def run_expert_blocks(c: Context, layer: int, x: Array, found: ExpertBlocks) -> Array:
     """Return the sum of the experts' outputs [tokens, width], weighed where the block says."""
     b, size = c.backend, found.size
     inputs, weights = b.take(x, found.rows), found.weights
@@ -31,17 +31,17 @@ def blocked(c: Context, layer: int, x: Array, found: ExpertBlocks) -> Array:
         inputs = b.mul(inputs, b.column(weights))
     inputs = inputs.reshape(-1, size, inputs.shape[-1])
     plain = c.block.mlp == "plain"
-    gate = None if plain else _product(c, layer, "ffn_gate_exps", inputs, found)
-    up = _product(c, layer, "ffn_up_exps", inputs, found)
+    gate = None if plain else _block_product(c, layer, "ffn_gate_exps", inputs, found)
+    up = _block_product(c, layer, "ffn_up_exps", inputs, found)
     del inputs
     gated = c.activate(up) if gate is None else c.gate(gate, up)
     del gate, up
-    y = _product(c, layer, "ffn_down_exps", gated, found)
+    y = _block_product(c, layer, "ffn_down_exps", gated, found)
     applied = None if c.block.expert_weights == "input" else b.take(weights, found.places)
     return b.combine(y.reshape(-1, y.shape[-1]), found.places, applied)
 
 
-def _product(c: Context, layer: int, role: str, inputs: Array, found: ExpertBlocks) -> Array:
+def _block_product(c: Context, layer: int, role: str, inputs: Array, found: ExpertBlocks) -> Array:
     """Return [n, size, out]: each block times its expert's weight, its bias added by itself."""
     b = c.backend
     y = b.stacked(inputs, c.weights.of(layer, f"{role}.weight"), found.experts)

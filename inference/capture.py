@@ -18,7 +18,7 @@ from aprfmt.inference.points import POINTS as POINTS
 from aprfmt.inference.points import WHOLE as WHOLE
 from aprfmt.inference.points import LayerFacts as LayerFacts
 from aprfmt.inference.points import Point as Point
-from aprfmt.model.patterns import near
+from aprfmt.model.patterns import similar_names
 
 # The ten slots of `apr trace --payload` under their names there, and one more.
 SLOTS: Mapping[str, tuple[str, ...]] = {
@@ -60,14 +60,15 @@ def parse_key(key: str) -> tuple[str, int]:
     name, layer = (match[2], int(match[1])) if match else (key, WHOLE)
     if name not in POINTS or POINTS[name].layered != (layer != WHOLE):
         raise UsageError(
-            f"capture point {key!r} is not known; near ones: {', '.join(near(name, POINTS))}, "
+            f"capture point {key!r} is not known; near ones: "
+            f"{', '.join(similar_names(name, POINTS))}, "
             "written L3.attn_out or final_norm"
         )
     return name, layer
 
 
 @dataclass(frozen=True)
-class Instance:
+class PointInstance:
     """A point of one model: captured under its own key, equal to another's, or absent."""
 
     point: Point
@@ -81,9 +82,9 @@ class Instance:
         return key_name(self.point.name, self.layer)
 
 
-def instances(
+def point_instances(
     block: BlockSpec, hp: Mapping[str, Value], roles: Collection[str]
-) -> dict[str, Instance]:
+) -> dict[str, PointInstance]:
     """Return every point of a model by key, in execution order, also aliases and absent points.
 
     `k_cache` and `v_cache` are captured only in passes that continue a cache.
@@ -103,12 +104,12 @@ def instances(
             alias = key_name("out", layer - 1)
         elif status not in (HERE, ABSENT):
             alias = key_name(status, layer if POINTS[status].layered else WHOLE)
-        instance = Instance(point, layer, alias, status == ABSENT)
+        instance = PointInstance(point, layer, alias, status == ABSENT)
         found[instance.key] = instance
     return found
 
 
-def resolve(key: str, known: Mapping[str, Instance]) -> Instance | None:
+def resolve_alias(key: str, known: Mapping[str, PointInstance]) -> PointInstance | None:
     """Follow aliases to the captured instance; None if the point is absent.
 
     Raises UsageError for a key the model does not have.
@@ -139,7 +140,7 @@ def select_points(patterns: Iterable[str]) -> tuple[str, ...]:
             every = [*POINTS, *SLOTS, *STAGES]
             raise UsageError(
                 f"capture point {pattern!r} is not known; near ones: "
-                f"{', '.join(near(pattern, every))}, or all"
+                f"{', '.join(similar_names(pattern, every))}, or all"
             )
         chosen.update(names)
     return tuple(name for name in POINTS if name in chosen)

@@ -65,7 +65,7 @@ class Driver:
         return EXTRAS[max(fits, default=min(EXTRAS))]
 
 
-def driver(load: Load = ctypes.CDLL) -> Driver:
+def ask_driver(load: Load = ctypes.CDLL) -> Driver:
     """Ask the driver; `load` opens a shared library (OSError if it does not exist)."""
     try:
         library = load(_LIBRARY)
@@ -79,11 +79,12 @@ def driver(load: Load = ctypes.CDLL) -> Driver:
     if code:
         return Driver(cuda, (), _ERRORS.get(code, f"the NVIDIA driver fails with code {code}"))
     library.cuDeviceGetCount(ctypes.byref(number))
-    gpus = tuple(_gpu(library, index) for index in range(number.value))
+    gpus = tuple(_gpu_facts(library, index) for index in range(number.value))
     return Driver(cuda, gpus, "" if gpus else _ERRORS[100])
 
 
-def _gpu(library: Any, index: int) -> Gpu:
+def _gpu_facts(library: Any, index: int) -> Gpu:
+    """Return the name, memory and capability of a GPU."""
     handle, memory = ctypes.c_int(0), ctypes.c_size_t(0)
     name = ctypes.create_string_buffer(256)
     major, minor = ctypes.c_int(0), ctypes.c_int(0)
@@ -111,7 +112,7 @@ def driver_version(load: Load = ctypes.CDLL) -> str | None:
 
 
 @contextmanager
-def full_memory_is_named(device: str) -> Iterator[None]:
+def name_memory_errors(device: str) -> Iterator[None]:
     """Turn torch's and cupy's OutOfMemoryError into an AprfmtError that says what to do."""
     try:
         yield
@@ -130,7 +131,7 @@ def torch_problem(torch_version: str, built_for: str | None, found: Driver | Non
 
     `built_for` is torch.version.cuda: `13.0`, or None for a build without CUDA.
     """
-    found = driver() if found is None else found
+    found = ask_driver() if found is None else found
     if built_for is None:
         why = f"torch {torch_version} was built without CUDA"
         todo = f"{install_command(found.extra)}, or torch from its CUDA index"
@@ -182,7 +183,7 @@ def gpu_problem(library: str) -> str:
 
     Neither is imported: that takes seconds. A torch for AMD's GPUs needs no NVIDIA driver.
     """
-    found = driver()
+    found = ask_driver()
     if not found.why:
         return ""
     if library == "cupy":
@@ -213,7 +214,7 @@ def cupy_problem(found: Driver | None = None) -> str:
 
     It compares the installed package with the driver, and needs neither cupy nor a GPU.
     """
-    found = driver() if found is None else found
+    found = ask_driver() if found is None else found
     package = installed_cupy()
     if package is None:
         return f"cupy is not installed; {install_command(found.extra)}"

@@ -32,7 +32,7 @@ _SHORT: Mapping[str, tuple[str, str]] = {"cpu": ("numpy", "cpu"), "cuda": ("torc
 
 
 @dataclass(frozen=True)
-class Choice:
+class DeviceChoice:
     """The request, the chosen backend, device and dtype, and the reason."""
 
     requested: str
@@ -86,9 +86,9 @@ def dtype_name(text: str) -> str:
     return row.numpy if row is not None and row.numpy in DTYPES else text
 
 
-def choose(
+def choose_device(
     device: str | None = None, backend: str | None = None, dtype: str | None = None
-) -> Choice:
+) -> DeviceChoice:
     """Return the choice for the options given (None: not given); the default dtype is float32.
 
     Raises UsageError for an unknown name, BackendUnavailableError for a missing device.
@@ -105,25 +105,25 @@ def choose(
         raise UsageError(f"backend {backend!r} is not known; known: {known}")
     requested = ":".join(part for part in (backend, device, dtype) if part) or "default"
     if kind == "auto":
-        return _auto(requested, backend, number)
+        return _choose_automatically(requested, backend, number)
     name = backend or _DEFAULT_BACKEND[kind]
-    return Choice(requested, name, asked, number, "as asked" if device else "the default")
+    return DeviceChoice(requested, name, asked, number, "as asked" if device else "the default")
 
 
-def _auto(requested: str, backend: str | None, dtype: str) -> Choice:
+def _choose_automatically(requested: str, backend: str | None, dtype: str) -> DeviceChoice:
     """Choose the GPU if the backend can use it, else the CPU, with the reason."""
     wanted = backend or _DEFAULT_BACKEND["cuda"]
     try:
-        Choice(requested, wanted, "cuda", dtype, "").refuse_missing_gpu()
+        DeviceChoice(requested, wanted, "cuda", dtype, "").refuse_missing_gpu()
         BACKENDS[wanted]("cuda", dtype)
     except BackendUnavailableError as error:
         name = backend or _DEFAULT_BACKEND["cpu"]
         why = str(error).removesuffix(NOT_ELSEWHERE)
-        return Choice(requested, name, "cpu", dtype, f"auto chose the CPU: {why}")
-    return Choice(requested, wanted, "cuda", dtype, "auto chose the GPU")
+        return DeviceChoice(requested, name, "cpu", dtype, f"auto chose the CPU: {why}")
+    return DeviceChoice(requested, wanted, "cuda", dtype, "auto chose the GPU")
 
 
-def parse_run(text: str) -> Choice:
+def parse_run(text: str) -> DeviceChoice:
     """Return the choice for `torch:cuda:0:bfloat16`, `numpy::float64`, `cpu` or `cuda`."""
     name, _, rest = text.partition(":")
     parts = rest.split(":") if rest else []
@@ -139,13 +139,13 @@ def parse_run(text: str) -> Choice:
     if name in _SHORT:
         backend, place = _SHORT[name]
         device = f"{place}:{device}" if device else place
-        return choose(device, backend, dtype)
+        return choose_device(device, backend, dtype)
     if name not in BACKENDS and name not in ENGINES:
         raise UsageError(
             f"run {text!r}: backend {name!r} is not known; expected BACKEND[:DEVICE][:DTYPE] with "
             f"{', '.join((*BACKENDS, *ENGINES))}, or {', '.join(_SHORT)}"
         )
-    return choose(device, name, dtype)
+    return choose_device(device, name, dtype)
 
 
 def is_run(text: str) -> bool:

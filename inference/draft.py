@@ -133,7 +133,7 @@ class DraftSession(Session):
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class DraftCounts:
     """How many drafts there were, and how many of them the model would choose itself.
 
     A draft counts as accepted where its likeliest token is the model's own likeliest one there,
@@ -148,12 +148,12 @@ class Acceptance:
         """The share of accepted ones, NaN without drafts."""
         return self.accepted / self.drafts if self.drafts else math.nan
 
-    def plus(self, mine: Numbers, drafts: Numbers) -> "Acceptance":
+    def plus(self, mine: Numbers, drafts: Numbers) -> "DraftCounts":
         """Count logits [rows, vocab] of both too; a row with a NaN or an infinity is no choice."""
         mine = mine[len(mine) - len(drafts) :]
         sound = np.isfinite(mine).all(-1) & np.isfinite(drafts).all(-1)
         same = sound & (mine.argmax(-1) == drafts.argmax(-1))
-        return Acceptance(self.drafts + len(drafts), self.accepted + int(same.sum()))
+        return DraftCounts(self.drafts + len(drafts), self.accepted + int(same.sum()))
 
     def judged(self, least: float, where: str) -> Check:
         """Return the check that the head is alive; NOT_RUN without drafts."""

@@ -7,18 +7,18 @@ from itertools import repeat
 import numpy as np
 
 from aprfmt.errors import UsageError
-from aprfmt.inference.draft import Acceptance, DraftSession
+from aprfmt.inference.draft import DraftCounts, DraftSession
 from aprfmt.inference.loss import (
     KlDivergence,
     LossWindow,
     MeanLoss,
+    compare_distributions,
     cross_entropy,
-    divergence,
     mean_divergence,
     mean_loss,
+    plan_loss_windows,
     rows_at_once,
     sample_window,
-    windows,
 )
 from aprfmt.inference.session import Numbers, Session
 
@@ -44,7 +44,7 @@ class Sample:
 Planned = Sequence[tuple[Sample, list[LossWindow]]]
 
 
-def plan(
+def plan_windows(
     samples: Sequence[Sample], capacity: int, overlap: int = 0, convention: str = "disjoint"
 ) -> tuple[Planned, list[str]]:
     """Return every sample with its windows, and what is said of those without a loss token.
@@ -64,17 +64,19 @@ def plan(
             one = sample_window(sample.prompt, count - sample.prompt, capacity)
             cut = [] if one is None else [one]
         else:
-            cut = windows(
+            cut = plan_loss_windows(
                 count, capacity, overlap=overlap, prefix=sample.prefix, convention=convention
             )
         if cut:
             planned.append((sample, cut))
         else:
-            skipped.append(f"{sample.name}: skipped, {without_label(sample, capacity, convention)}")
+            skipped.append(
+                f"{sample.name}: skipped, {no_label_reason(sample, capacity, convention)}"
+            )
     return planned, skipped
 
 
-def without_label(sample: Sample, capacity: int, convention: str) -> str:
+def no_label_reason(sample: Sample, capacity: int, convention: str) -> str:
     """Return why a sample has no loss token, and what would give it one."""
     count = len(sample.ids)
     if count < 2 or count == sample.prompt:
@@ -92,7 +94,7 @@ def without_label(sample: Sample, capacity: int, convention: str) -> str:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """The losses of one model, or of two with the distance between them.
 
     `shifts` are the means against the token itself, the next and the one after, over the same rows;
@@ -103,7 +105,7 @@ class Evaluated:
     other: MeanLoss | None = None
     divergence: KlDivergence | None = None
     shifts: tuple[float, ...] = ()
-    acceptance: Acceptance | None = None
+    acceptance: DraftCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class _PassRows:
         return self.ids[first : first + (len(self.mine) if count is None else count)]
 
 
-def _rows(
+def _rows_of_pass(
     sample: Sample, window: LossWindow, mine: Session, other: Session | None
 ) -> Iterator[_PassRows]:
     """Run one window through the model or both; logits come a few rows at a time."""
@@ -151,7 +153,7 @@ def _drafted_rows(sample: Sample, window: LossWindow, draft: DraftSession) -> It
         at += len(mine)
 
 
-def measure(
+def score_windows(
     session: Session,
     planned: Planned,
     skipped: Sequence[str] = (),
@@ -159,7 +161,7 @@ def measure(
     progress: Callable[[int, int], object] | None = None,
     shifts: bool = False,
     draft: DraftSession | None = None,
-) -> Evaluated:
+) -> EvaluationResult:
     """Score every window by one model or two; `shifts` holds rows against their neighbours too.
 
     With a `draft` head of the model's its drafts are counted, and no other model is held to it.
@@ -169,14 +171,14 @@ def measure(
     theirs: list[Numbers] = []
     parts: list[KlDivergence] = []
     shifted: list[list[Numbers]] = [[] for _ in range(SHIFTS if shifts else 0)]
-    acceptance = None if draft is None else Acceptance()
+    acceptance = None if draft is None else DraftCounts()
     total, done = sum(len(cut) for _, cut in planned), 0
     for sample, cut in planned:
         scored: list[Numbers] = []
         scored_there: list[Numbers] = []
         for window in cut:
             passes = (
-                _rows(sample, window, session, other)
+                _rows_of_pass(sample, window, session, other)
                 if draft is None
                 else _drafted_rows(sample, window, draft)
             )
@@ -186,15 +188,15 @@ def measure(
                 scored.append(cross_entropy(rows.mine, rows.labels()))
                 if rows.theirs is not None:
                     scored_there.append(cross_entropy(rows.theirs, rows.labels()))
-                    parts.append(divergence(rows.theirs, rows.mine, rows.labels()))
-                _shift(rows, shifted)
+                    parts.append(compare_distributions(rows.theirs, rows.mine, rows.labels()))
+                _score_shifted(rows, shifted)
             done += 1
             if progress is not None:
                 progress(done, total)
         mine.append(np.concatenate(scored))
         if scored_there:
             theirs.append(np.concatenate(scored_there))
-    return Evaluated(
+    return EvaluationResult(
         mean_loss(mine, vocab, skipped),
         None if other is None else mean_loss(theirs, vocab, skipped),
         mean_divergence(parts) if parts else None,
@@ -203,7 +205,7 @@ def measure(
     )
 
 
-def _shift(rows: _PassRows, shifted: Sequence[list[Numbers]]) -> None:
+def _score_shifted(rows: _PassRows, shifted: Sequence[list[Numbers]]) -> None:
     """Score the rows against their neighbours; the last of a pass has no token after the next."""
     count = min(len(rows.mine), len(rows.ids) - 1 - rows.at)
     for shift, kept in enumerate(shifted, -1):

@@ -23,9 +23,9 @@ from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorde
 from aprfmt.inference.delta_net import delta_net
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.lightning import lightning
-from aprfmt.inference.moe import moe
-from aprfmt.inference.placing import feeds, has_last_norm, mixer
-from aprfmt.inference.points import norm_role, normed_before, placement, unscaled
+from aprfmt.inference.moe import run_experts
+from aprfmt.inference.placing import has_last_norm, has_mlp, mixer_of_layer
+from aprfmt.inference.points import adds_unscaled, has_input_norms, norm_role, placement
 from aprfmt.inference.rope import ropes
 from aprfmt.inference.short_conv import short_conv
 from aprfmt.inference.state_space import mamba, mamba2
@@ -84,7 +84,7 @@ def forward(
     needs.
     """
     hp = _FastHyper(hp)
-    facts = _facts(hp, ids, cache, positions, logits_rows)
+    facts = _pass_facts(hp, ids, cache, positions, logits_rows)
     if recorder is not None:
         recorder.begin(facts)
     backend.at(facts.cached)
@@ -103,11 +103,11 @@ def forward(
     stop = count + 2 if span.stop is None else span.stop
     if x is None:
         x = _embed(c)
-        state.per_layer = per_layer.inputs(c, x)
+        state.per_layer = per_layer.layer_inputs(c, x)
         if spec.block.streams == "altup":
-            x = altup.spread(c, x)
+            x = altup.make_copies(c, x)
     if span.hidden is not None:
-        x = _joined(c, x, span.hidden)
+        x = _draft_input(c, x, span.hidden)
     for layer in range(max(span.start, 1) - 1, min(stop - 1, count)):
         with weights.layer(layer):
             x = _block(c, layer, backend.at_layer(layer, count, x))
@@ -129,13 +129,14 @@ class _FastHyper(dict[str, Value]):
         return self._table[name]
 
 
-def _facts(
+def _pass_facts(
     hp: Mapping[str, Value],
     ids: Sequence[int],
     cache: KVCache | None,
     positions: Sequence[int] | None,
     logits_rows: LogitRows,
 ) -> PassFacts:
+    """Return what a recorder is told before the pass."""
     tokens = check_tokens(ids, int(hp["vocab_size"]))
     cached = 0 if cache is None else cache.length
     counted = np.arange(cached, cached + len(tokens), dtype=np.int64)
@@ -183,7 +184,7 @@ def _embed(c: Context) -> Array:
     if types is not None:
         x = b.add(x, c.vector(None, "token_types.weight")[0])
     if c.block.position == "learned":
-        x = b.add(x, _positions(c))
+        x = b.add(x, _learned_positions(c))
     if types is not None or c.block.position == "learned" or scale != 1:
         x = c.tap("embd_scaled", WHOLE, x)
     if c.weights.get_role(None, "token_embd_norm.weight") is not None:
@@ -191,7 +192,7 @@ def _embed(c: Context) -> Array:
     return x
 
 
-def _joined(c: Context, x: Array, hidden: Array) -> Array:
+def _draft_input(c: Context, x: Array, hidden: Array) -> Array:
     """Return what enters a draft head's layer: embedding and hidden rows, normalised and joined."""
     parts = (
         c.tap("draft_embd_norm", WHOLE, c.norm(None, EMBED_NORM, x)),
@@ -201,7 +202,7 @@ def _joined(c: Context, x: Array, hidden: Array) -> Array:
     return c.tap("draft_in", WHOLE, c.linear(None, JOIN, c.backend.concat(parts)))
 
 
-def _positions(c: Context) -> Array:
+def _learned_positions(c: Context) -> Array:
     """Return the learned rows of the positions; UsageError for one behind the last row."""
     table, offset = c.weights["position_embd.weight"], int(c.hp["position_offset"])
     # Positions as they are, where they can be: a recorded pass has these on the device.
@@ -226,35 +227,35 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     if c.block.streams == "altup":
         copies, x = altup.predict(c, layer, x)
     h = x
-    if normed_before(c.block, c.hp, layer) and c.hp["attn_norm_layers"][layer]:
+    if has_input_norms(c.block, c.hp, layer) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
     if c.hp["parallel_residual"]:
-        mix, half = _MIXERS[mixer(c.block, c.hp, layer)]
+        mix, half = _MIXERS[mixer_of_layer(c.block, c.hp, layer)]
         mixed = mix(c, layer, h)
         if c.block.parallel_norm == "two":
             h = c.norm(layer, "ffn_norm", x)
         x = b.add(x, _contribution(c, layer, half.product(c, layer, mixed), half))
         if c.block.parallel_norm == "two":
             h = c.tap("ffn_norm", layer, h)
-        fed = moe(c, layer, h) if c.hp["moe_layers"][layer] else _fed(c, layer, h)
+        fed = run_experts(c, layer, h) if c.hp["moe_layers"][layer] else _dense_mlp(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
     short = None if copies is None else altup.laurel(c, layer, h)
-    x = _summed(c, layer, _mixed(c, layer, _kept(c, layer, x, h, _ATTENTION), h), _ATTENTION)
+    x = _sum_half(c, layer, _add_mixer(c, layer, _kept(c, layer, x, h, _ATTENTION), h), _ATTENTION)
     if short is not None:
         x = b.narrow(b.wide(b.add(x, short)) / 2.0**0.5)
     x = c.tap("mid", layer, x)
     h = x
-    if normed_before(c.block, c.hp, layer):
+    if has_input_norms(c.block, c.hp, layer):
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
     x = _after_mlp(c, layer, _kept(c, layer, x, h, _MLP), h)
-    return c.tap("out", layer, _left(c, layer, _summed(c, layer, x, _MLP), copies))
+    return c.tap("out", layer, _leave_layer(c, layer, _sum_half(c, layer, x, _MLP), copies))
 
 
 def _parallel_experts(c: Context, layer: int, x: Array, h: Array) -> Array:
     """Return a dense MLP's output for h plus that of experts for the stream x, each normalised."""
-    dense = c.tap("ffn_mlp", layer, c.norm(layer, "post_ffw_norm_1", _fed(c, layer, h)))
+    dense = c.tap("ffn_mlp", layer, c.norm(layer, "post_ffw_norm_1", _dense_mlp(c, layer, h)))
     given = c.tap("moe_norm", layer, c.norm(layer, "pre_ffw_norm_2", x))
-    routed = moe(c, layer, given, _router_input(c, layer, x))
+    routed = run_experts(c, layer, given, _router_input(c, layer, x))
     routed = c.tap("ffn_moe", layer, c.norm(layer, "post_ffw_norm_2", routed))
     return c.tap("ffn_combined", layer, c.backend.add(dense, routed))
 
@@ -266,16 +267,16 @@ def _router_input(c: Context, layer: int, x: Array) -> Array:
     return c.tap("router_in", layer, b.scale(normed, float(c.hp["hidden_size"]) ** -0.5))
 
 
-def _left(c: Context, layer: int, x: Array, copies: Array | None) -> Array:
+def _leave_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Array:
     """Return what leaves a layer, of the stream behind its MLP."""
     b, given = c.backend, c.state.per_layer
     if given is not None or c.block.layer_scale:
         x = c.tap("ffn_stream", layer, x)
     if copies is not None:
         copies = altup.correct(c, layer, copies, x)
-        x = altup.scaled_first(c, layer, copies)
+        x = altup.scale_first_copy(c, layer, copies)
     if given is not None:
-        added = per_layer.contribution(c, layer, x, given)
+        added = per_layer.layer_input_contribution(c, layer, x, given)
         x = b.add(x, added) if copies is None else altup.add_to_others(c, copies, added)
     return b.mul(x, c.vector(layer, "layer_output_scale.weight")) if c.block.layer_scale else x
 
@@ -284,20 +285,20 @@ def _half_block(c: Context, layer: int, x: Array) -> Array:
     """Return the stream after a layer that is a mixer or an MLP alone."""
     given = c.backend.narrow(x) if c.hp["wide_stream"] else x
     h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", given))
-    after = _after_mlp if feeds(c.block, c.hp, layer) else _mixed
+    after = _after_mlp if has_mlp(c.block, c.hp, layer) else _add_mixer
     return c.tap("out", layer, after(c, layer, x, h))
 
 
-def _mixed(c: Context, layer: int, x: Array, h: Array) -> Array:
+def _add_mixer(c: Context, layer: int, x: Array, h: Array) -> Array:
     """Return the stream x after a layer has mixed the tokens h."""
-    kind = mixer(c.block, c.hp, layer)
+    kind = mixer_of_layer(c.block, c.hp, layer)
     if kind != "none" and c.block.recurrence_place == "beside":
-        return c.backend.add(x, _both(c, layer, h, kind))
+        return c.backend.add(x, _attention_and_mixer(c, layer, h, kind))
     mix, half = _MIXERS[kind]
-    return _added(c, layer, x, mix(c, layer, h), half)
+    return _add_half(c, layer, x, mix(c, layer, h), half)
 
 
-def _both(c: Context, layer: int, h: Array, kind: str) -> Array:
+def _attention_and_mixer(c: Context, layer: int, h: Array, kind: str) -> Array:
     """Return what attention and a mixer beside it add to the stream."""
     b = c.backend
     mix, half = _MIXERS[kind]
@@ -313,9 +314,9 @@ def _after_mlp(c: Context, layer: int, x: Array, h: Array) -> Array:
     """Return the stream x after a layer's MLP or experts, which read h."""
     if c.hp["moe_layers"][layer]:
         together = c.block.experts == "parallel"
-        fed = _parallel_experts(c, layer, x, h) if together else moe(c, layer, h)
+        fed = _parallel_experts(c, layer, x, h) if together else run_experts(c, layer, h)
         return c.backend.add(x, _contribution(c, layer, fed, _MLP))
-    return _added(c, layer, x, _inner(c, layer, h), _MLP)
+    return _add_half(c, layer, x, _mlp_product(c, layer, h), _MLP)
 
 
 @dataclass(frozen=True)
@@ -352,11 +353,11 @@ _MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Half]] = {
 _MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum")
 
 
-def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:
+def _add_half(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:
     """Return the stream after one half; one fused operation if no point between is wanted."""
     if c.block.halves == "one" and c.hp["wide_stream"]:
         return c.backend.add_wide(x, half.product(c, layer, inner))
-    if unscaled(c.block, c.hp, layer) and not c.wants(half.point, layer):
+    if adds_unscaled(c.block, c.hp, layer) and not c.wants(half.point, layer):
         w = c.weights.of(layer, f"{half.role}.weight")
         return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
     return c.backend.add(x, _contribution(c, layer, half.product(c, layer, inner), half))
@@ -364,7 +365,7 @@ def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array
 
 def _factors(c: Context, layer: int, half: _Half) -> tuple[float, float]:
     """Return the factors on what goes on behind a half and on what the half adds."""
-    at = 4 if half is _MLP else 0 if mixer(c.block, c.hp, layer) == "none" else 2
+    at = 4 if half is _MLP else 0 if mixer_of_layer(c.block, c.hp, layer) == "none" else 2
     kept, added = c.hp["residual_scales"][at : at + 2]
     return float(kept), float(added)
 
@@ -379,7 +380,7 @@ def _kept(c: Context, layer: int, x: Array, h: Array, half: _Half) -> Array:
 
 def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     """Return the value added to the stream, after post-norm and residual factor."""
-    if unscaled(c.block, c.hp, layer):
+    if adds_unscaled(c.block, c.hp, layer):
         return x
     scale = float(c.hp["residual_scale"])
     role = norm_role(c.block, half.norm)
@@ -395,19 +396,19 @@ def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     return c.tap(half.contrib, layer, x)
 
 
-def _summed(c: Context, layer: int, x: Array, half: _Half) -> Array:
+def _sum_half(c: Context, layer: int, x: Array, half: _Half) -> Array:
     """Return the stream behind a half: normalised where the block does that to the sum."""
     if c.block.placement != "after":
         return x
     return c.norm(layer, half.sum_norm, c.tap(half.sum, layer, x))
 
 
-def _fed(c: Context, layer: int, x: Array) -> Array:
+def _dense_mlp(c: Context, layer: int, x: Array) -> Array:
     """Return a dense MLP's output."""
-    return _MLP.product(c, layer, _inner(c, layer, x))
+    return _MLP.product(c, layer, _mlp_product(c, layer, x))
 
 
-def _inner(c: Context, layer: int, x: Array) -> Array:
+def _mlp_product(c: Context, layer: int, x: Array) -> Array:
     """Return the input of a dense MLP's last product."""
     share = float(c.hp["ffn_sparsity"][layer])
     if c.block.mlp == "plain":
@@ -432,7 +433,7 @@ def _head(c: Context, x: Array) -> Array:
     """Return the logits of the wanted rows; without a head, what the rows are pooled to."""
     b = c.backend
     if c.block.streams == "altup":
-        x = altup.merged(c, x)
+        x = altup.merge_copies(c, x)
     dense, normed = c.block.head == "dense", has_last_norm(c.block, c.weights)
     if normed and not dense:
         x = c.tap("final_norm", WHOLE, _last_norm(c, x))
@@ -443,14 +444,14 @@ def _head(c: Context, x: Array) -> Array:
         x = c.tap("final_norm", WHOLE, c.norm(None, "output_norm", x))
     pooled = x
     if c.hp["pooling"] is not None and (c.block.head == "none" or c.wants("pooled", WHOLE)):
-        pooled = c.tap("pooled", WHOLE, _pooled(b, x, str(c.hp["pooling"])))
+        pooled = c.tap("pooled", WHOLE, _pool_rows(b, x, str(c.hp["pooling"])))
     if c.block.head == "none":
         return pooled
     stored = c.weights.get_role(None, "output.weight")
     w = c.weights["token_embd.weight"] if stored is None else stored
     bias = c.bias(None, "output")
     parts = []
-    for start, stop in _runs(c.facts.logit_rows):
+    for start, stop in _row_runs(c.facts.logit_rows):
         b.at(c.facts.cached + start)
         parts.append(b.linear(x[start:stop], w, bias))
     logits = parts[0] if len(parts) == 1 else b.stack(parts)
@@ -473,12 +474,12 @@ def _last_norm(c: Context, x: Array) -> Array:
     return c.norm(None, "output_norm", x)
 
 
-def _pooled(b: Backend, x: Array, kind: str) -> Array:
+def _pool_rows(b: Backend, x: Array, kind: str) -> Array:
     """Return one row [1, hidden] of a sequence's: their mean, the first or the last."""
     return b.mean_rows(x) if kind == "mean" else x[:1] if kind == "cls" else x[-1:]
 
 
-def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+def _row_runs(rows: Sequence[int]) -> list[tuple[int, int]]:
     """Return rows as [start, stop) runs of consecutive numbers, in order."""
     runs: list[tuple[int, int]] = []
     for row in rows:

@@ -22,7 +22,7 @@ MAX_PEAK = 0.95  # share of the largest possible peak
 TODO = "trace the model to find the first point that is off"
 
 
-def logits_gate(logits: NDArray[Any], where: str = "") -> list[Check]:
+def check_logits(logits: NDArray[Any], where: str = "") -> list[Check]:
     """Return the checks of one token's logits [vocab]: finite, spread, peaked, argmax inside."""
     stats = compute_stats(logits)
     size = int(logits.size)
@@ -54,10 +54,10 @@ def logits_gate(logits: NDArray[Any], where: str = "") -> list[Check]:
     ]
 
 
-def rows_gate(logits: NDArray[Any]) -> list[Check]:
+def check_last_row(logits: NDArray[Any]) -> list[Check]:
     """Return the checks of the last row of [tokens, vocab], and whether all rows are finite."""
     bad = np.flatnonzero(~np.isfinite(logits).all(axis=-1))
     found = f"{bad.size} of {len(logits)} rows with NaN or Inf"
     found += f", the first at position {int(bad[0])}" if bad.size else ""
     every = outcome.check("logits-rows-finite", not bad.size, found, "no row", TODO, "every row")
-    return [*logits_gate(logits[-1], f"position {len(logits) - 1}"), every]
+    return [*check_logits(logits[-1], f"position {len(logits) - 1}"), every]

@@ -16,7 +16,7 @@ from aprfmt.tokenizer import Tokenizer
 T = TypeVar("T")
 
 
-def context_room(model: Model, used: int) -> int:
+def room_in_context(model: Model, used: int) -> int:
     """Return how many tokens fit behind a prompt; UsageError where it fills the context."""
     context = int(model.hyper["context_length"])
     if used >= context:
@@ -27,7 +27,7 @@ def context_room(model: Model, used: int) -> int:
     return context - used
 
 
-class MadeBeside(Generic[T]):
+class BackgroundValue(Generic[T]):
     """Something made on a thread of its own: the tokenizer, while the prompt runs from its ids.
 
     Leaving the `with` waits for it, as what it reads is closed then.
@@ -44,7 +44,7 @@ class MadeBeside(Generic[T]):
         self.seconds = time.perf_counter() - began
         return made
 
-    def __enter__(self) -> "MadeBeside[T]":
+    def __enter__(self) -> "BackgroundValue[T]":
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -56,14 +56,14 @@ class MadeBeside(Generic[T]):
         return self._future.result()
 
 
-class Stops(Collection[int]):
+class StopIds(Collection[int]):
     """The ids that end a generation, asked of the tokenizer when the first token is there.
 
     `stated` are those of the configuration, for a model without a tokenizer.
     """
 
     def __init__(
-        self, tokenizer: MadeBeside[Tokenizer | None], stated: frozenset[int], *, ignore: bool
+        self, tokenizer: BackgroundValue[Tokenizer | None], stated: frozenset[int], *, ignore: bool
     ) -> None:
         self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
 
@@ -134,7 +134,7 @@ class Speed(TypedDict):
     steps: StepTimes
 
 
-def speed(prompt: int, load: float, times: list[float]) -> Speed:
+def run_speed(prompt: int, load: float, times: list[float]) -> Speed:
     """Return seconds and rates; the first token comes out of the prompt's pass."""
     prefill = times[1] - times[0]
     steps, decode = len(times) - 2, times[-1] - times[1]
@@ -146,11 +146,11 @@ def speed(prompt: int, load: float, times: list[float]) -> Speed:
         "decode_tokens": steps,
         "decode_seconds": decode,
         "decode_tokens_per_second": steps / decode if steps and decode else None,
-        "steps": step_times([after - before for before, after in pairwise(times[1:])]),
+        "steps": summarize_steps([after - before for before, after in pairwise(times[1:])]),
     }
 
 
-def step_times(seconds: list[float]) -> StepTimes:
+def summarize_steps(seconds: list[float]) -> StepTimes:
     """Return median and range of the steps behind the first, which also warms up, and that one."""
     first, later = seconds[:1], seconds[1:]
     return {

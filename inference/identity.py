@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 
-def identity(model: "Model", ids: Sequence[int]) -> dict[str, Value]:
+def trace_identity(model: "Model", ids: Sequence[int]) -> dict[str, Value]:
     """Return `prompt_sha256` and `model_sha256`; reads every file of the model once.
 
     The prompt's hash is over its token ids as little-endian int64. The model's is a mapping from

@@ -13,7 +13,7 @@ from aprfmt.arch.name_templates import expand_template
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
-from aprfmt.inference.evaluation import Sample, plan
+from aprfmt.inference.evaluation import Sample, plan_windows
 from aprfmt.inference.session import Session
 from aprfmt.quantizing.imatrix import CollectedImatrix, InputSums
 
@@ -44,7 +44,7 @@ class _Watching(NumpyBackend):
         return super().linear(x, w, bias)
 
 
-def collect(
+def collect_imatrix(
     model: "Model",
     ids: Sequence[int],
     name: str,
@@ -62,7 +62,7 @@ def collect(
     size = min(CHUNK, int(model.hyper["context_length"]), len(ids))
     if size < 2:
         raise UsageError(f"{name}: {len(ids)} tokens; expected a text, best of some thousand words")
-    planned, _ = plan([Sample(name, ids, prefix=prefix)], size, convention="llama.cpp")
+    planned, _ = plan_windows([Sample(name, ids, prefix=prefix)], size, convention="llama.cpp")
     passes = [window.ids(ids) for _, cut in planned for window in cut][:chunks]
     sums: Sums = {}
     model.remember()
@@ -72,10 +72,10 @@ def collect(
             session.prefill(each)
             if progress is not None:
                 progress(done + 1, len(passes))
-    return CollectedImatrix(_named(model, sums), name, len(passes), size)
+    return CollectedImatrix(_sums_by_gguf_name(model, sums), name, len(passes), size)
 
 
-def _named(model: "Model", sums: Sums) -> Sums:
+def _sums_by_gguf_name(model: "Model", sums: Sums) -> Sums:
     """Return the layers' sums by the GGUF names that are written; none for parts of a role."""
     written: dict[str, Binding] = {}
     for binding in model.spec.bindings["gguf"]:

@@ -25,7 +25,7 @@ def values_are_keys(hp: Hyper, layer: int) -> bool:
     return bool(hp["value_is_key"]) and not hp["window_layers"][layer]
 
 
-def kv_source(hp: Hyper, layer: int) -> int:
+def key_value_layer(hp: Hyper, layer: int) -> int:
     """Return the layer whose keys and values a layer uses: itself, or an earlier one of its kind.
 
     Raises ArchError where no earlier layer of its kind has any.
@@ -43,8 +43,10 @@ def kv_source(hp: Hyper, layer: int) -> int:
     )
 
 
-def is_source(hp: Hyper, layer: int) -> bool:
+def gives_keys_to_later(hp: Hyper, layer: int) -> bool:
     """Say whether a later layer uses a layer's keys and values."""
     if all(hp["own_kv_layers"]):
         return False
-    return any(kv_source(hp, other) == layer for other in range(layer + 1, int(hp["n_layers"])))
+    return any(
+        key_value_layer(hp, other) == layer for other in range(layer + 1, int(hp["n_layers"]))
+    )

@@ -29,7 +29,7 @@ RANDOM_BOUNDS = (0.5, 1.5)
 
 
 @dataclass(frozen=True)
-class Convention:
+class WindowConvention:
     """How texts longer than a pass are cut: the default window size, and a description."""
 
     tokens: int
@@ -38,9 +38,9 @@ class Convention:
 
 # "llama.cpp" means its tool llama-perplexity: an incomplete last window is left out, BOS replaces
 # the first token of a window, and only labels with half a window before them are scored.
-CONVENTIONS: dict[str, Convention] = {
-    "disjoint": Convention(2048, "the whole text, every label that its window predicts"),
-    "llama.cpp": Convention(512, "whole windows only, labels of their second half"),
+CONVENTIONS: dict[str, WindowConvention] = {
+    "disjoint": WindowConvention(2048, "the whole text, every label that its window predicts"),
+    "llama.cpp": WindowConvention(512, "whole windows only, labels of their second half"),
 }
 
 
@@ -82,12 +82,12 @@ class LossWindow:
         return [*sequence[: self.prefix], *sequence[self.start : self.stop]]
 
 
-def repeated(ids: Sequence[int], leading: Sequence[int]) -> int:
+def count_leading(ids: Sequence[int], leading: Sequence[int]) -> int:
     """Return the number of leading tokens (BOS) of `ids`, which every window repeats."""
     return len(leading) if tuple(ids[: len(leading)]) == tuple(leading) else 0
 
 
-def windows(
+def plan_loss_windows(
     tokens: int,
     capacity: int,
     *,
@@ -113,7 +113,7 @@ def windows(
             "expected windows of at least 2 and an overlap below what they hold"
         )
     if convention == "llama.cpp":
-        return _halves(tokens, capacity, prefix)
+        return _half_windows(tokens, capacity, prefix)
     found = []
     label = max(prompt, prefix, 1)
     reach = label - (overlap or (0 if prefix else 1))
@@ -127,7 +127,7 @@ def windows(
     return found
 
 
-def _halves(tokens: int, capacity: int, prefix: int) -> list[LossWindow]:
+def _half_windows(tokens: int, capacity: int, prefix: int) -> list[LossWindow]:
     """Return llama-perplexity's windows: rows from the middle on, except the last, have labels."""
     first = capacity // 2 + 1
     starts = range(0, tokens // capacity * capacity, capacity) if first < capacity else ()
@@ -139,7 +139,7 @@ def sample_window(prompt: int, response: int, capacity: int) -> LossWindow | Non
 
     None if no label of the response is inside; the caller reports such a sample as skipped.
     """
-    found = windows(min(prompt + response, capacity), capacity, prompt=prompt)
+    found = plan_loss_windows(min(prompt + response, capacity), capacity, prompt=prompt)
     return found[0] if found else None
 
 
@@ -203,7 +203,9 @@ def mean_loss(losses: Iterable[Numbers], vocab: int, skipped: Sequence[str] = ()
     return MeanLoss(nats, tokens, vocab, samples, tuple(skipped))
 
 
-def judge(loss: MeanLoss, weights: Literal["trained", "random"], where: str = "") -> list[Check]:
+def assess_loss(
+    loss: MeanLoss, weights: Literal["trained", "random"], where: str = ""
+) -> list[Check]:
     """Return the checks of a measured loss: too high, too low, or not finite."""
     uniform = loss.uniform
     low, high = RANDOM_BOUNDS
@@ -258,7 +260,7 @@ def judge(loss: MeanLoss, weights: Literal["trained", "random"], where: str = ""
     ]
 
 
-def in_bits(stated: float, nats: float) -> bool:
+def is_in_bits(stated: float, nats: float) -> bool:
     """Say whether a stated loss is the measured one in bits: 1.4427 times the nats."""
     return nats > 0 and abs(stated / (nats * BITS) - 1) <= BITS_WITHIN
 
@@ -274,7 +276,9 @@ class KlDivergence:
     tokens: int
 
 
-def divergence(first: Numbers, second: Numbers, labels: Sequence[int] | Numbers) -> KlDivergence:
+def compare_distributions(
+    first: Numbers, second: Numbers, labels: Sequence[int] | Numbers
+) -> KlDivergence:
     """Compare logits [n, vocab] of two models; UsageError if their shapes differ."""
     if first.shape != second.shape or first.ndim != 2 or len(first) != len(labels):
         raise UsageError(

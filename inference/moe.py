@@ -12,7 +12,7 @@ import numpy as np
 
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.backends.hosted import ExpertRows
-from aprfmt.inference.blocked import blocked
+from aprfmt.inference.blocked import run_expert_blocks
 from aprfmt.inference.context import Context
 from aprfmt.inference.routing import route
 from aprfmt.inference.weights import Weight
@@ -24,7 +24,7 @@ STACKS = {
 ROUTED = ("router", "experts", "expert_w", "router_margin")  # points that the host sees
 
 
-def moe(c: Context, layer: int, x: Array, read: Array | None = None) -> Array:
+def run_experts(c: Context, layer: int, x: Array, read: Array | None = None) -> Array:
     """Return the routed experts' weighted sum plus the shared expert: point `moe_out`.
 
     The router reads `read`; None: what the experts read.
@@ -48,18 +48,20 @@ def moe(c: Context, layer: int, x: Array, read: Array | None = None) -> Array:
     if latent:
         given = c.tap("latent", layer, c.linear(layer, "ffn_latent_down", x))
     if any(c.wants(point, layer) for point in ROUTED) or not b.all_held(stacks):
-        total = _seen(c, layer, given, logits, (bias, scale), stacks)
+        total = _experts_on_host(c, layer, given, logits, (bias, scale), stacks)
     else:
         rounds = cast in ("weights", "product")
-        total = blocked(c, layer, given, b.blocks(logits, bias, c.hp, rounds=rounds, scale=scale))
+        total = run_expert_blocks(
+            c, layer, given, b.blocks(logits, bias, c.hp, rounds=rounds, scale=scale)
+        )
     if latent:
         total = c.linear(layer, "ffn_latent_up", c.tap("latent_out", layer, total))
     if c.block.shared_expert != "none" and c.hp["shared_ffn_size"]:
-        total = b.add(total, _shared(c, layer, x))
+        total = b.add(total, _shared_expert(c, layer, x))
     return c.tap("moe_out", layer, total)
 
 
-def _seen(
+def _experts_on_host(
     c: Context,
     layer: int,
     x: Array,
@@ -82,44 +84,46 @@ def _seen(
     weights = b.router_numbers(c.tap("expert_w", layer, applied))
     c.tap("router_margin", layer, routing.margin)
     if b.all_held(stacks):
-        return blocked(c, layer, x, b.packed(experts, weights, stacks[0].shape[0]))
+        return run_expert_blocks(c, layer, x, b.packed(experts, weights, stacks[0].shape[0]))
     total = b.zeros(x.shape)
     for share in b.shares(experts, weights):
         total = _ADDED[c.block.expert_weights](c, layer, share, total, x)
     return total
 
 
-def _weighted_output(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
+def _add_weighted_output(
+    c: Context, layer: int, share: ExpertRows, total: Array, x: Array
+) -> Array:
     """Return the sum so far with an expert's output times its weights."""
     expert, rows, weights = share
-    y = _expert(c, layer, expert, _rows(c, x, rows))
-    return c.backend.add_weighted(total, rows, _own(c, y, rows), weights)
+    y = _run_expert(c, layer, expert, _rows_of_expert(c, x, rows))
+    return c.backend.add_weighted(total, rows, _own_rows(c, y, rows), weights)
 
 
-def _weighted_input(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
+def _add_weighted_input(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
     """Return the sum so far with an expert's output for its input times its weights."""
     b, (expert, rows, weights) = c.backend, share
     if b.deterministic:  # all rows: zeros where they are not the expert's
         given, weights = weights, np.zeros(len(x), weights.dtype)
         weights[rows] = given
-    y = _expert(c, layer, expert, b.mul(_rows(c, x, rows), b.column(weights)))
-    return b.add_rows(total, rows, _own(c, y, rows))
+    y = _run_expert(c, layer, expert, b.mul(_rows_of_expert(c, x, rows), b.column(weights)))
+    return b.add_rows(total, rows, _own_rows(c, y, rows))
 
 
-_ADDED = {"output": _weighted_output, "input": _weighted_input}
+_ADDED = {"output": _add_weighted_output, "input": _add_weighted_input}
 
 
-def _rows(c: Context, x: Array, rows: Any) -> Array:
+def _rows_of_expert(c: Context, x: Array, rows: Any) -> Array:
     """Return an expert's rows; in deterministic mode all, so that each keeps its place."""
     return x if c.backend.deterministic else c.backend.take(x, rows)
 
 
-def _own(c: Context, y: Array, rows: Any) -> Array:
+def _own_rows(c: Context, y: Array, rows: Any) -> Array:
     """Return the rows that are an expert's of those that were computed."""
     return c.backend.take(y, rows) if c.backend.deterministic else y
 
 
-def _expert(c: Context, layer: int, expert: int, inputs: Array) -> Array:
+def _run_expert(c: Context, layer: int, expert: int, inputs: Array) -> Array:
     """Return one expert's output for these rows."""
     b = c.backend
 
@@ -135,7 +139,8 @@ def _expert(c: Context, layer: int, expert: int, inputs: Array) -> Array:
     return product("ffn_down_exps", gated)
 
 
-def _shared(c: Context, layer: int, x: Array) -> Array:
+def _shared_expert(c: Context, layer: int, x: Array) -> Array:
+    """Return the shared expert's output, gated where the block has a gate."""
     up = c.linear(layer, "ffn_up_shexp", x)
     plain = c.block.mlp == "plain"
     gated = c.activate(up) if plain else c.gate(c.linear(layer, "ffn_gate_shexp", x), up)

@@ -12,7 +12,7 @@ from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import Context
 
 
-def inputs(c: Context, x: Array) -> Array | None:
+def layer_inputs(c: Context, x: Array) -> Array | None:
     """Return all layers' parts [tokens, n_layers * per_layer_size] of embedded tokens x.
 
     None for a model that has none.
@@ -27,14 +27,14 @@ def inputs(c: Context, x: Array) -> Array | None:
     rows = b.scale(b.embed(table, ids), b.rounded(float(size) ** 0.5))
     rows = c.tap("per_layer_embd", WHOLE, rows)
     made = c.linear(None, "per_layer_model_proj", x)
-    made = b.scale(made, _factor(c, float(c.hp["hidden_size"]) ** -0.5))
+    made = b.scale(made, _model_factor(c, float(c.hp["hidden_size"]) ** -0.5))
     normed = c.norm(None, "per_layer_proj_norm", made.reshape(len(x), -1, size))
     normed = c.tap("per_layer_proj", WHOLE, normed.reshape(len(x), -1))
-    both = b.scale(b.add(normed, rows), _factor(c, 2.0**-0.5))
+    both = b.scale(b.add(normed, rows), _model_factor(c, 2.0**-0.5))
     return c.tap("per_layer", WHOLE, both)
 
 
-def contribution(c: Context, layer: int, x: Array, given: Array) -> Array:
+def layer_input_contribution(c: Context, layer: int, x: Array, given: Array) -> Array:
     """Return what a layer adds to the stream x by its part of `given`."""
     b, size = c.backend, int(c.hp["per_layer_size"])
     mine = b.at_layer(layer, int(c.hp["n_layers"]), given[:, layer * size : (layer + 1) * size])
@@ -44,6 +44,6 @@ def contribution(c: Context, layer: int, x: Array, given: Array) -> Array:
     return c.tap("per_layer_contrib", layer, c.norm(layer, "post_norm", out))
 
 
-def _factor(c: Context, value: float) -> float:
+def _model_factor(c: Context, value: float) -> float:
     """Return a factor as the model keeps it: gemma3n in the weights' dtype."""
     return c.backend.rounded(value) if c.block.streams == "altup" else value

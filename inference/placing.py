@@ -64,24 +64,26 @@ class LayerFacts:
     @property
     def mixes(self) -> bool:
         """The layer mixes tokens: it is not an MLP alone."""
-        return mixes(self.block, self.hp, self.layer)
+        return has_mixer(self.block, self.hp, self.layer)
 
     @property
     def feeds(self) -> bool:
         """The layer has an MLP or experts: it is not a mixer alone."""
-        return feeds(self.block, self.hp, self.layer)
+        return has_mlp(self.block, self.hp, self.layer)
 
     @property
     def recurrent(self) -> bool:
         """The layer has no attention: a recurrence or a convolution mixes its tokens, or none."""
         instead = self.block.recurrence_place == "instead"
-        return not self.mixes or (instead and mixer(self.block, self.hp, self.layer) != "none")
+        return not self.mixes or (
+            instead and mixer_of_layer(self.block, self.hp, self.layer) != "none"
+        )
 
     @property
     def beside(self) -> bool:
         """A recurrence mixes the layer's tokens at the side of attention."""
         aside = self.block.recurrence_place == "beside"
-        return aside and mixer(self.block, self.hp, self.layer) != "none"
+        return aside and mixer_of_layer(self.block, self.hp, self.layer) != "none"
 
     @property
     def gated(self) -> bool:
@@ -121,7 +123,7 @@ class LayerFacts:
     @property
     def normed(self) -> bool:
         """Attention reads a norm of the stream."""
-        before = normed_before(self.block, self.hp, self.layer)
+        before = has_input_norms(self.block, self.hp, self.layer)
         return before and bool(self.hp["attn_norm_layers"][self.layer])
 
     @property
@@ -132,7 +134,7 @@ class LayerFacts:
     @property
     def unscaled(self) -> bool:
         """A block's output is added to the stream without a factor."""
-        return unscaled(self.block, self.hp, self.layer)
+        return adds_unscaled(self.block, self.hp, self.layer)
 
 
 # What mixes tokens in place of attention -> the hyperparameter that says in which layers.
@@ -142,37 +144,37 @@ RECURRENCES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def mixer(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
+def mixer_of_layer(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
     """Return what mixes a layer's tokens, but attention; "none": attention alone, or nothing."""
     layers = RECURRENCES.get(block.recurrence)
     return block.recurrence if layers is not None and hp[layers][layer] else "none"
 
 
-def feeds(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
+def has_mlp(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     """Say whether a layer has an MLP or experts."""
     return block.halves == "both" or bool(hp["mlp_layers"][layer] or hp["moe_layers"][layer])
 
 
-def mixes(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
+def has_mixer(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     """Say whether a layer mixes tokens, by attention or anything else."""
-    return block.halves == "both" or not feeds(block, hp, layer)
+    return block.halves == "both" or not has_mlp(block, hp, layer)
 
 
 def placement(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
     """Return where a layer's norms stand: pre, post, sandwich or after."""
     if block.placement != "by_mixer":
         return block.placement
-    return "post" if mixer(block, hp, layer) == "none" else "pre"
+    return "post" if mixer_of_layer(block, hp, layer) == "none" else "pre"
 
 
-def unscaled(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
+def adds_unscaled(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     """Say whether a block's output is added to the stream without a factor."""
     plain = block.multipliers == "none" and float(hp["residual_scale"]) == 1
     plain = plain and block.residual == "stream"
     return placement(block, hp, layer) in ("pre", "after") and plain
 
 
-def normed_before(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
+def has_input_norms(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     """Say whether attention and the MLP read a norm of the stream."""
     return placement(block, hp, layer) in ("pre", "sandwich")
 
@@ -198,12 +200,12 @@ HERE, ABSENT, BEFORE = "", "-", "out-"
 PlaceOf = Callable[[LayerFacts], str]
 
 
-def if_(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) -> PlaceOf:
+def here_if(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) -> PlaceOf:
     """Return HERE where a condition holds, else another placing."""
     return lambda place: HERE if condition(place) else otherwise
 
 
-def product(part: str) -> PlaceOf:
+def place_product(part: str) -> PlaceOf:
     """Return the placing of q_mm, k_mm or v_mm: it differs from q, k or v only by the bias."""
 
     def where(place: LayerFacts) -> str:
@@ -220,7 +222,7 @@ def is_normed(place: LayerFacts) -> bool:
     return bool(place.hp["qk_norm"]) and before and not place.mla
 
 
-def rotated(part: str) -> PlaceOf:
+def place_rotated(part: str) -> PlaceOf:
     """Return the placing of q_rope or k_rope; without rotation it equals the point before it."""
 
     def where(place: LayerFacts) -> str:
@@ -231,7 +233,7 @@ def rotated(part: str) -> PlaceOf:
     return where
 
 
-def contribution(otherwise: Callable[[LayerFacts], str]) -> PlaceOf:
+def place_contribution(otherwise: Callable[[LayerFacts], str]) -> PlaceOf:
     """Return the placing of what a half of a block adds to the stream."""
     return lambda place: HERE if not place.unscaled else otherwise(place)
 
@@ -242,51 +244,51 @@ def is_scaled(place: LayerFacts) -> bool:
     return learned or float(place.hp["embedding_scale"]) != 1
 
 
-def embedded(place: LayerFacts) -> str:
+def place_embedded(place: LayerFacts) -> str:
     """Return the point that is the input of layer 0."""
     if "token_embd_norm.weight" in place.roles:
         return "embd_norm"
     return "embd_scaled" if is_scaled(place) else "embd"
 
 
-def entering(place: LayerFacts) -> str:
+def place_entering(place: LayerFacts) -> str:
     """Return what the stream that enters a layer equals."""
     if place.layer > 0:
         return BEFORE
     if place.copied:
         return "altup_embd"
-    return "draft_in" if _JOIN in place.roles else embedded(place)
+    return "draft_in" if _JOIN in place.roles else place_embedded(place)
 
 
-def multiplied(place: LayerFacts) -> str:
+def place_multiplied(place: LayerFacts) -> str:
     """Return the placing of the product of gate and up."""
     if not place.dense:
         return ABSENT
     return HERE if place.block.mlp == "gated" else "ffn_act"
 
 
-def fed(place: LayerFacts) -> str:
+def place_mlp_out(place: LayerFacts) -> str:
     """Return the placing of an MLP's output; of experts in its place it is their sum."""
     if not place.feeds:
         return ABSENT
     return HERE if place.dense else "moe_out"
 
 
-def between(place: LayerFacts) -> str:
+def place_between_halves(place: LayerFacts) -> str:
     """Return the placing of the stream between a layer's two halves."""
     return ABSENT if place.parallel or place.block.halves == "one" else HERE
 
 
-def ffn_norm(place: LayerFacts) -> str:
+def place_ffn_norm(place: LayerFacts) -> str:
     """Return the placing of the norm before the MLP."""
     if place.block.halves == "one":
         return "attn_norm" if place.feeds else ABSENT
     if place.parallel and place.block.parallel_norm == "one":
-        return "attn_norm" if normed_before(place.block, place.hp, place.layer) else "in"
-    return HERE if normed_before(place.block, place.hp, place.layer) else "mid"
+        return "attn_norm" if has_input_norms(place.block, place.hp, place.layer) else "in"
+    return HERE if has_input_norms(place.block, place.hp, place.layer) else "mid"
 
 
-def raw_logits(place: LayerFacts) -> str:
+def place_raw_logits(place: LayerFacts) -> str:
     """Return the placing of logits before their factor and softcap."""
     if place.block.head == "none":
         return ABSENT
@@ -294,43 +296,43 @@ def raw_logits(place: LayerFacts) -> str:
     return HERE if scaled else "logits"
 
 
-DRAFT = if_(lambda place: _JOIN in place.roles)
-GATED = if_(lambda place: place.dense and place.block.mlp == "gated")
-DENSE = if_(lambda place: place.dense)
-PARALLEL = if_(lambda place: place.parallel_experts)
-PER_LAYER = if_(lambda place: place.per_layer)
-COPIED = if_(lambda place: place.copied)
-SPARSE = if_(lambda place: place.dense and place.hp["ffn_sparsity"][place.layer] > 0)
-MOE = if_(lambda place: place.moe)
-LATENT_Q = if_(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
-MLA = if_(lambda place: place.mla)
-INDEXED = if_(
+DRAFT = here_if(lambda place: _JOIN in place.roles)
+GATED = here_if(lambda place: place.dense and place.block.mlp == "gated")
+DENSE = here_if(lambda place: place.dense)
+PARALLEL = here_if(lambda place: place.parallel_experts)
+PER_LAYER = here_if(lambda place: place.per_layer)
+COPIED = here_if(lambda place: place.copied)
+SPARSE = here_if(lambda place: place.dense and place.hp["ffn_sparsity"][place.layer] > 0)
+MOE = here_if(lambda place: place.moe)
+LATENT_Q = here_if(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
+MLA = here_if(lambda place: place.mla)
+INDEXED = here_if(
     lambda place: place.block.indexer != "none" and bool(place.hp["index_layers"][place.layer])
 )
-LATENT = if_(lambda place: place.moe and place.has("ffn_latent_down.weight"))
+LATENT = here_if(lambda place: place.moe and place.has("ffn_latent_down.weight"))
 
 
-def of_attention(where: PlaceOf) -> PlaceOf:
+def only_attention(where: PlaceOf) -> PlaceOf:
     """Return the placing of a point that layers with a recurrence do not have."""
     return lambda place: ABSENT if place.recurrent else where(place)
 
 
-def of_own_kv(where: PlaceOf) -> PlaceOf:
+def only_own_keys(where: PlaceOf) -> PlaceOf:
     """Return the placing of a point that layers with an earlier layer's keys do not have."""
     return lambda place: where(place) if place.own_kv else ABSENT
 
 
-def value(place: LayerFacts) -> str:
+def place_values(place: LayerFacts) -> str:
     """Return the placing of the values: a model may take its keys for them."""
     return "k" if values_are_keys(place.hp, place.layer) else HERE
 
 
-def mixed_by(*kinds: str) -> PlaceOf:
+def only_mixers(*kinds: str) -> PlaceOf:
     """Return the placing of a point of the layers that these mix, in place of attention."""
-    return if_(lambda place: mixer(place.block, place.hp, place.layer) in kinds)
+    return here_if(lambda place: mixer_of_layer(place.block, place.hp, place.layer) in kinds)
 
 
-def ended(place: LayerFacts) -> str:
+def place_attention_result(place: LayerFacts) -> str:
     """Return the placing of attention's result: elsewhere it is what the mixer gives."""
     if not place.mixes:
         return ABSENT
@@ -340,28 +342,28 @@ def ended(place: LayerFacts) -> str:
         "gated_delta": "delta_norm", "short_conv": "conv_gated",
         "mamba": "ssm_gated", "mamba2": "ssm_gated", "lightning": "lightning_gated",
     }  # fmt: skip
-    return results[mixer(place.block, place.hp, place.layer)]
+    return results[mixer_of_layer(place.block, place.hp, place.layer)]
 
 
-def of_mixers(where: PlaceOf) -> PlaceOf:
+def only_mixing_layers(where: PlaceOf) -> PlaceOf:
     """Return the placing of a point that layers with nothing but an MLP do not have."""
     return lambda place: where(place) if place.mixes else ABSENT
 
 
-def of_mlps(where: PlaceOf) -> PlaceOf:
+def only_mlp_layers(where: PlaceOf) -> PlaceOf:
     """Return the placing of a point that layers without an MLP do not have."""
     return lambda place: where(place) if place.feeds else ABSENT
 
 
-def sum_of_mixers(place: LayerFacts) -> str:
+def place_mixer_sum(place: LayerFacts) -> str:
     """Return the placing of what a mixer, or attention and one beside it, adds to the stream."""
     return HERE if place.beside or not place.unscaled else "attn_out"
 
 
-DELTA = mixed_by("gated_delta")
-LIGHTNING = mixed_by("lightning")
-SHORT_CONV = mixed_by("short_conv")
-CONV = mixed_by("gated_delta", "short_conv", "mamba", "mamba2")
-SSM = mixed_by("mamba", "mamba2")
-MAMBA = mixed_by("mamba")
-GATE = if_(lambda place: place.gated)
+DELTA = only_mixers("gated_delta")
+LIGHTNING = only_mixers("lightning")
+SHORT_CONV = only_mixers("short_conv")
+CONV = only_mixers("gated_delta", "short_conv", "mamba", "mamba2")
+SSM = only_mixers("mamba", "mamba2")
+MAMBA = only_mixers("mamba")
+GATE = here_if(lambda place: place.gated)

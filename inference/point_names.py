@@ -32,13 +32,13 @@ _MODULE = re.compile(r"([\w.#]*)(?:\[(\w+)\])?(?: (\S+))?")
 _NODE = re.compile(r"(\w*) ?([A-Z_]*)(?::(\S+))?")
 
 
-def transformers(*texts: str) -> tuple[Name, ...]:
+def transformers_names(*texts: str) -> tuple[Name, ...]:
     """Read `self_attn.qkv_proj[q]`, `mlp.down_proj#in`, `post_attention_layernorm pre`."""
     found = [_MODULE.fullmatch(text) for text in texts]
     return tuple(Name(m[1], m[2] or "", m[3] or "") for m in found if m)
 
 
-def llama_cpp(*texts: str) -> tuple[Name, ...]:
+def llama_cpp_names(*texts: str) -> tuple[Name, ...]:
     """Read `kq_soft_max`, `Qcur ROPE`, ` MUL_MAT:attn_q.weight`."""
     found = [_NODE.fullmatch(text) for text in texts]
     return tuple(Name(m[1], op=m[2], role=m[3] or "") for m in found if m)

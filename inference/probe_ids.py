@@ -20,7 +20,7 @@ def choose_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int
     length = SHORT
     if long:
         for hp in every:
-            for reach in reaches(hp):
+            for reach in critical_lengths(hp):
                 if reach + 1 <= LONGEST + MARGIN:
                     most = max(reach + MARGIN, 3 * reach // 2)
                     length = max(length, reach + 1, min(most, LONGEST))
@@ -30,7 +30,7 @@ def choose_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int
     return tuple(ids)
 
 
-def reaches(hp: Mapping[str, Value]) -> Iterator[int]:
+def critical_lengths(hp: Mapping[str, Value]) -> Iterator[int]:
     """Yield the number of tokens at which a window or a scaling by length takes effect."""
     if hp["sliding_window"] is not None and any(hp["window_layers"]):
         yield int(hp["sliding_window"])

@@ -115,12 +115,13 @@ def record_from_json(row: Any, where: str) -> Record:
         field("dtype", str),
         form,
         field("device", str),
-        None if stats is None else _stats(stats, where),
+        None if stats is None else _stats_from_json(stats, where),
         field("sha256", str, type(None)),
     )
 
 
-def _stats(row: Mapping[str, Any], where: str) -> Stats:
+def _stats_from_json(row: Mapping[str, Any], where: str) -> Stats:
+    """Return the statistics in a row; FormatError for a field that is no number."""
     names = list(Stats.__dataclass_fields__)
     values = {name: row.get(name) for name in names}
     for name, value in values.items():

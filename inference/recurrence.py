@@ -2,9 +2,9 @@
 
 A gated delta net keeps, for each value head, a matrix S [key_dim, value_dim]. A token with key k,
 query q, value v, decay g and strength b changes it to S' = exp(g) S, then S' + k (b (v - k S')),
-and reads q times that. `recurrent` does so token by token; `chunked` gives the same numbers by
-products of CHUNK tokens at a time. Source: Yang et al., "Gated Delta Networks" (2024), and
-transformers' modeling_qwen3_next.
+and reads q times that. `delta_rule_by_token` does so token by token; `delta_rule_by_chunk`
+gives the same numbers by products of CHUNK tokens at a time. Source: Yang et al., "Gated Delta
+Networks" (2024), and transformers' modeling_qwen3_next.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ TINY = 1e-6  # inside the root of a key's or query's length, in every model
 LINEAR = 20.0  # softplus is the identity from here on, in transformers and in llama.cpp
 
 
-def convolved(window: Array, kernel: Array) -> Array:
+def convolve_causal(window: Array, kernel: Array) -> Array:
     """Return a causal convolution a channel: [tokens, channels] of [tokens + taps - 1, channels].
 
     `kernel` [channels, taps]; the last tap belongs to the token itself.
@@ -37,7 +37,7 @@ def log_decay(a: Array, rate: Array, shift: Array) -> Array:
     return -np.exp(rate) * np.where(x > LINEAR, x, soft)
 
 
-def ruled(
+def delta_rule(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array | None, *, steps: bool
 ) -> tuple[Array, Array]:
     """Return the reads [tokens, value_heads, value_dim] and the state after the last token.
@@ -47,21 +47,21 @@ def ruled(
     serves as many value heads in a row. `steps`: token by token.
     """
     each = v.shape[1] // k.shape[1]
-    q, k = (np.repeat(_unit(x), each, axis=1) for x in (q, k))
+    q, k = (np.repeat(_unit_length(x), each, axis=1) for x in (q, k))
     q = q * q.dtype.type(q.shape[-1] ** -0.5)
     if state is None:
         state = np.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
     if steps or len(q) == 1:
-        return recurrent(q, k, v, g, beta, state)
-    return chunked(q, k, v, g, beta, state)
+        return delta_rule_by_token(q, k, v, g, beta, state)
+    return delta_rule_by_chunk(q, k, v, g, beta, state)
 
 
-def _unit(x: Array) -> Array:
+def _unit_length(x: Array) -> Array:
     """Return vectors scaled to length one; zeros stay zeros."""
     return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
 
 
-def recurrent(
+def delta_rule_by_token(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
     """Return reads and state, token by token; every head has its own q and k here."""
@@ -75,19 +75,19 @@ def recurrent(
     return np.stack(reads), state
 
 
-def chunked(
+def delta_rule_by_chunk(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return what `recurrent` does, CHUNK tokens at a time."""
+    """Return what `delta_rule_by_token` does, CHUNK tokens at a time."""
     reads = []
     for start in range(0, len(q), CHUNK):
         i, j, w, c, b = (x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, g, beta))
-        read, state = _chunk(i, j, w, c, b, state)
+        read, state = _delta_chunk(i, j, w, c, b, state)
         reads.append(read.swapaxes(0, 1))
     return np.ascontiguousarray(np.concatenate(reads)), state
 
 
-def _chunk(
+def _delta_chunk(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
     """Return the reads [heads, tokens, value_dim] of one chunk, and the state after it.
@@ -104,14 +104,14 @@ def _chunk(
     grown = np.exp(total)[..., None]
     turned = k.swapaxes(1, 2)
     overlap = (k @ turned) * between * beta[..., None]
-    change = _inverse(overlap) @ ((v - (k * grown) @ state) * beta[..., None])
+    change = _inverse_unit_lower(overlap) @ ((v - (k * grown) @ state) * beta[..., None])
     read = (q * grown) @ state + ((q @ turned) * between) @ change
     last = total[:, -1:]
     left = k * np.exp(last - total)[..., None]
     return read, state * np.exp(last)[..., None] + left.swapaxes(1, 2) @ change
 
 
-def _inverse(below: Array) -> Array:
+def _inverse_unit_lower(below: Array) -> Array:
     """Return the inverse of the identity plus what `below` [heads, n, n] has below its diagonal.
 
     Blocks on the diagonal are inverted two by two, all of a size at once: that of ((A, 0), (B, C))

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.inference.batch import Batch, Scored, packings, score
+from aprfmt.inference.batch import Batch, ScoredSample, other_packings, score_batch
 from aprfmt.inference.loss import BITS
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.measure.tolerances import REPORTED, REPORTED_SURELY
@@ -28,7 +28,7 @@ Says = Literal["agrees", "named", "likely", "ambiguous", "unexplained", "unmeasu
 
 
 @dataclass(frozen=True)
-class Mistake:
+class LossMistake:
     """A row: its name, what went wrong in words, and what to do about it."""
 
     name: str
@@ -36,111 +36,113 @@ class Mistake:
     todo: str
 
 
-MISTAKES: dict[str, Mistake] = {
+MISTAKES: dict[str, LossMistake] = {
     row.name: row
     for row in (
-        Mistake("bits", "the loss is in bits: divided by ln 2", "report nats, or name the unit"),
-        Mistake(
+        LossMistake(
+            "bits", "the loss is in bits: divided by ln 2", "report nats, or name the unit"
+        ),
+        LossMistake(
             "perplexity",
             "the number is the perplexity, e to the power of the loss",
             "take its logarithm",
         ),
-        Mistake(
+        LossMistake(
             "sum", "the losses are added up, not averaged", "divide by the number of scored tokens"
         ),
-        Mistake(
+        LossMistake(
             "sample_sum",
             "the losses of a sample are added up, then averaged over samples",
             "divide by the number of scored tokens",
         ),
-        Mistake(
+        LossMistake(
             "sample_means",
             "the mean of the samples' means: short samples weigh as much as long ones",
             "divide the sum of all losses by the number of scored tokens",
         ),
-        Mistake(
+        LossMistake(
             "divided_twice",
             "the mean is divided once more by a count",
             "divide once: the loss function's mean, or the sum by the tokens",
         ),
-        Mistake(
+        LossMistake(
             "accumulation",
             "the mean is divided by the steps of gradient accumulation, as for the backward pass",
             "report the loss before that division",
         ),
-        Mistake(
+        LossMistake(
             "accumulated_sum",
             "the means of micro-batches or ranks are added up, not "
             "averaged: the loss grows with their number",
             "divide the sum of all losses by the scored tokens of all micro-batches and ranks",
         ),
-        Mistake(
+        LossMistake(
             "group_means",
             "the mean of the means of micro-batches or ranks: one with few "
             "scored tokens weighs as much as one with many",
             "divide the sum of all losses by the scored tokens of all micro-batches and ranks",
         ),
-        Mistake(
+        LossMistake(
             "one_group",
             "one micro-batch or rank alone was reported",
             "add the losses and the counts of all before they are divided",
         ),
-        Mistake(
+        LossMistake(
             "padding_counted",
             "tokens that are not scored count: padding, or all tokens of "
             "the batch, stand in the mean",
             "set the labels of padding to -100 and divide by the scored tokens",
         ),
-        Mistake(
+        LossMistake(
             "mask_ignored",
             "padding before the text is attended to, and positions count from it",
             "pass the attention mask, and positions that begin behind the padding",
         ),
-        Mistake(
+        LossMistake(
             "documents_joined",
             "the documents of a packed row attend to each other",
             "keep them apart: a mask of documents or cu_seqlens for attention, positions that "
             "begin anew with each",
         ),
-        Mistake(
+        LossMistake(
             "boundary_scored",
             "the first token of a document is scored against the last row of the one before",
             "set the label of each document's first token to -100",
         ),
-        Mistake(
+        LossMistake(
             "unshifted",
             "each row is scored against its own token, which it has seen",
             "shift the labels: row t predicts token t + 1",
         ),
-        Mistake(
+        LossMistake(
             "shifted_twice",
             "labels are shifted by the loader and again by the loss: row t is "
             "scored against token t + 2",
             "shift once",
         ),
-        Mistake(
+        LossMistake(
             "prompt_scored",
             "the tokens of the prompt are scored too",
             "set the labels of the prompt to -100",
         ),
-        Mistake(
+        LossMistake(
             "ends_masked",
             "the ends of turns are not scored: their labels are masked, as "
             "where padding has the same id",
             "mask the labels of padding by the attention mask, not by the token's id",
         ),
-        Mistake(
+        LossMistake(
             "window",
             "only the first tokens of each sample are scored: the loss has a smaller "
             "window than the batch",
             "give the loss the capacity of the forward pass",
         ),
-        Mistake(
+        LossMistake(
             "no_labels",
             "no token is left to score, and the mean of nothing was reported",
             "raise the window above the prompt, and refuse a batch without labels",
         ),
-        Mistake(
+        LossMistake(
             "loss_scale",
             "the loss is still multiplied by the loss scale of mixed precision",
             "divide by the scaler's scale before it is reported",
@@ -174,9 +176,9 @@ class LossVerdict:
         return tuple(dict.fromkeys(guess.mistakes for guess in self.guesses))
 
 
-def explain(
+def explain_loss(
     batch: Batch,
-    scored: Sequence[Scored],
+    scored: Sequence[ScoredSample],
     reported: float,
     within: float = REPORTED,
     digit: float = 0.0,
@@ -189,8 +191,8 @@ def explain(
     mistake goes before two. Where several give the same number the answer is ambiguous;
     one that only comes near it is likely.
     """
-    right_ones = given(batch, scored)
-    right = _mean(right_ones)
+    right_ones = label_losses(batch, scored)
+    right = _mean_of(right_ones)
 
     def fits(guess: LossGuess, bound: float) -> bool:
         if not math.isfinite(guess.value):
@@ -203,10 +205,10 @@ def explain(
     if math.isfinite(right) and fits(LossGuess((), right), within):
         return answer("agrees", [LossGuess((), right)])
     if math.isnan(reported) or reported == 0:
-        empty = list(_empty(batch, right_ones))
+        empty = list(_guess_empty_windows(batch, right_ones))
         return answer("named" if empty else "unexplained", empty)
     for both in (False, True):
-        near = [one for one in _guesses(batch, scored, right_ones, both) if fits(one, within)]
+        near = [one for one in _all_guesses(batch, scored, right_ones, both) if fits(one, within)]
         sure = [one for one in near if fits(one, min(REPORTED_SURELY, within))]
         found = sorted(sure or near, key=lambda one: abs(one.value - reported))
         if found:
@@ -214,7 +216,7 @@ def explain(
             return answer(("named" if sure else "likely") if alone else "ambiguous", found)
     if session is not None and math.isfinite(right):
         bound = min(REPORTED_SURELY, within)
-        found = [one for one in _repacked(batch, session) if fits(one, bound)]
+        found = [one for one in _guess_packings(batch, session) if fits(one, bound)]
         if found:
             alone = len({one.mistakes for one in found}) == 1
             return answer("named" if alone else "ambiguous", found)
@@ -224,30 +226,34 @@ def explain(
 # --- which tokens ------------------------------------------------------------------------------
 
 
-def _rows(batch: Batch, sample: int, ahead: int, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
+def _wanted_rows(
+    batch: Batch, sample: int, ahead: int, wanted: NDArray[np.bool_]
+) -> NDArray[np.intp]:
     """Return rows t of a sample whose token t + ahead is wanted and exists."""
     tokens = np.flatnonzero(wanted & (batch.ids[sample] >= 0)) - ahead
     return tokens[(tokens >= 0) & (tokens < batch.tokens)]
 
 
-def _picked(
+def _picked_losses(
     batch: Batch, sample: int, losses: Numbers, ahead: int, wanted: NDArray[np.bool_]
 ) -> Numbers:
-    found = losses[ahead, _rows(batch, sample, ahead, wanted)]
+    """Return the losses of the wanted labels of a sample."""
+    found = losses[ahead, _wanted_rows(batch, sample, ahead, wanted)]
     kept: Numbers = found[~np.isnan(found)]
     return kept
 
 
-def given(batch: Batch, scored: Sequence[Scored]) -> list[Numbers]:
+def label_losses(batch: Batch, scored: Sequence[ScoredSample]) -> list[Numbers]:
     """Return the losses in nats of each sample's labels, as they should be scored."""
-    return [_given(batch, i, one) for i, one in enumerate(scored)]
+    return [_sample_losses(batch, i, one) for i, one in enumerate(scored)]
 
 
-def _given(batch: Batch, sample: int, one: Scored, ahead: int = 1) -> Numbers:
-    return _picked(batch, sample, one.nats, ahead, batch.label[sample])
+def _sample_losses(batch: Batch, sample: int, one: ScoredSample, ahead: int = 1) -> Numbers:
+    """Return the losses of one sample's labels."""
+    return _picked_losses(batch, sample, one.nats, ahead, batch.label[sample])
 
 
-def _real(batch: Batch, sample: int) -> NDArray[np.bool_]:
+def _real_tokens(batch: Batch, sample: int) -> NDArray[np.bool_]:
     """Return which tokens of a sample, and the one after the last, are not padding.
 
     The first of a document behind another is left out: no row of its own document predicts it.
@@ -257,35 +263,46 @@ def _real(batch: Batch, sample: int) -> NDArray[np.bool_]:
     return found
 
 
-def capacities(tokens: int) -> list[int]:
+def usual_windows(tokens: int) -> list[int]:
     """Return window sizes that scripts use, below a row's length: round numbers, the next to it."""
     powers = {2**k for k in range(1, 24)} | {3 * 2**k for k in range(2, 22)}
     steps = set(range(64, tokens, 64)) | set(range(100, tokens, 100)) | set(range(10, 100, 10))
     return sorted(n for n in powers | steps | {tokens - 1} if 1 < n < tokens)
 
 
-def _selections(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, str, Picked]]:
+def _wrong_selections(
+    batch: Batch, scored: Sequence[ScoredSample]
+) -> Iterator[tuple[str, str, Picked]]:
     """Yield (mistake, its numbers, losses) of every wrong choice of tokens."""
     each = list(enumerate(scored))
-    yield "unshifted", "", [_given(batch, i, one, 0) for i, one in each]
-    yield "shifted_twice", "", [_given(batch, i, one, 2) for i, one in each]
-    yield "prompt_scored", "", [_picked(batch, i, one.nats, 1, _real(batch, i)) for i, one in each]
+    yield "unshifted", "", [_sample_losses(batch, i, one, 0) for i, one in each]
+    yield "shifted_twice", "", [_sample_losses(batch, i, one, 2) for i, one in each]
+    yield (
+        "prompt_scored",
+        "",
+        [_picked_losses(batch, i, one.nats, 1, _real_tokens(batch, i)) for i, one in each],
+    )
     ends = set(batch.ids[batch.label & batch.is_end].tolist())
     if ends:
         yield (
             "ends_masked",
             f"ids {', '.join(map(str, sorted(ends)))}",
-            [_picked(batch, i, one.nats, 1, batch.label[i] & ~batch.is_end[i]) for i, one in each],
+            [
+                _picked_losses(batch, i, one.nats, 1, batch.label[i] & ~batch.is_end[i])
+                for i, one in each
+            ],
         )
     if batch.document is not None:
-        yield from _unpacked(batch, scored)
+        yield from _wrong_packed_selections(batch, scored)
     if not batch.mask.all():
-        longer = [batch.label[i] | ~_real(batch, i) for i, _ in each]
+        longer = [batch.label[i] | ~_real_tokens(batch, i) for i, _ in each]
         yield (
             "padding_counted",
             "labels of padding are scored",
             [
-                _picked(batch, i, np.where(np.isnan(one.nats), one.whole, one.nats), 1, longer[i])
+                _picked_losses(
+                    batch, i, np.where(np.isnan(one.nats), one.whole, one.nats), 1, longer[i]
+                )
                 for i, one in each
             ],
         )
@@ -293,29 +310,31 @@ def _selections(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, s
         yield (
             "padding_counted",
             "every token is scored",
-            [_picked(batch, i, one.whole, 1, everything) for i, one in each],
+            [_picked_losses(batch, i, one.whole, 1, everything) for i, one in each],
         )
         yield (
             "mask_ignored",
             "",
-            [_picked(batch, i, one.whole, 1, batch.label[i]) for i, one in each],
+            [_picked_losses(batch, i, one.whole, 1, batch.label[i]) for i, one in each],
         )
-    for size in capacities(batch.tokens):
+    for size in usual_windows(batch.tokens):
         inside = np.arange(batch.tokens + 1) < size
         yield (
             "window",
             f"{size} tokens",
-            [_picked(batch, i, one.nats, 1, batch.label[i] & inside) for i, one in each],
+            [_picked_losses(batch, i, one.nats, 1, batch.label[i] & inside) for i, one in each],
         )
 
 
-def _unpacked(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, str, Picked]]:
+def _wrong_packed_selections(
+    batch: Batch, scored: Sequence[ScoredSample]
+) -> Iterator[tuple[str, str, Picked]]:
     """Yield the wrong ways to score documents that stand in one row."""
     edged = batch.label | batch.starts
     yield (
         "boundary_scored",
         "",
-        [_picked(batch, i, one.nats, 1, edged[i]) for i, one in enumerate(scored)],
+        [_picked_losses(batch, i, one.nats, 1, edged[i]) for i, one in enumerate(scored)],
     )
     ways = dict.fromkeys(way for one in scored for way in one.joined or ())
     for way in ways:
@@ -323,27 +342,29 @@ def _unpacked(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, str
         yield (
             "documents_joined",
             way,
-            [_picked(batch, i, each, 1, batch.label[i]) for i, each in enumerate(losses)],
+            [_picked_losses(batch, i, each, 1, batch.label[i]) for i, each in enumerate(losses)],
         )
         yield (
             "documents_joined",
             f"{way}, and each document's first token is scored",
-            [_picked(batch, i, each, 1, edged[i]) for i, each in enumerate(losses)],
+            [_picked_losses(batch, i, each, 1, edged[i]) for i, each in enumerate(losses)],
         )
 
 
-def _repacked(batch: Batch, session: Session) -> Iterator[LossGuess]:
+def _guess_packings(batch: Batch, session: Session) -> Iterator[LossGuess]:
     """Yield what the loss is where the trainer packs the batch's samples, wrongly.
 
     The batch shows the samples apart, as a loader has them before its collator packs them.
     """
-    for says, packed in packings(batch):
-        for name, detail, picked in _unpacked(packed, list(score(packed, session))):
+    for says, packed in other_packings(batch):
+        for name, detail, picked in _wrong_packed_selections(
+            packed, list(score_batch(packed, session))
+        ):
             detail = "; ".join(text for text in (f"the samples are {says}", detail) if text)
-            yield LossGuess((name,), _mean(picked), detail)
+            yield LossGuess((name,), _mean_of(picked), detail)
 
 
-def _empty(batch: Batch, right: Picked) -> Iterator[LossGuess]:
+def _guess_empty_windows(batch: Batch, right: Picked) -> Iterator[LossGuess]:
     """Yield the windows that leave no label, largest first; a batch may have none to begin with."""
     if not sum(each.size for each in right):
         yield LossGuess(("no_labels",), math.nan, "the batch has no label")
@@ -355,7 +376,7 @@ def _empty(batch: Batch, right: Picked) -> Iterator[LossGuess]:
         return
     places = np.flatnonzero(batch.label.any(0))
     first = int(places[places > 0][0])
-    sizes = [size for size in capacities(batch.tokens) if size <= first]
+    sizes = [size for size in usual_windows(batch.tokens) if size <= first]
     if sizes:
         detail = f"the first label is token {first}; a window of {sizes[-1]} or less has none"
         yield LossGuess(("no_labels",), math.nan, detail)
@@ -364,12 +385,13 @@ def _empty(batch: Batch, right: Picked) -> Iterator[LossGuess]:
 # --- how many become one -----------------------------------------------------------------------
 
 
-def _mean(picked: Picked) -> float:
+def _mean_of(picked: Picked) -> float:
+    """Return the mean of all losses; NaN without any."""
     count = sum(each.size for each in picked)
     return float(sum(each.sum() for each in picked)) / count if count else math.nan
 
 
-def _reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
+def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
     """Yield every wrong way to make one number of the losses of `picked`."""
     total, count = float(sum(each.sum() for each in picked)), sum(each.size for each in picked)
     if not count:
@@ -403,7 +425,7 @@ def _reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
         yield LossGuess(("loss_scale",), mean * 2.0**power, f"2^{power} = {2**power}")
 
 
-def _groups(samples: int) -> Iterator[tuple[str, list[Sequence[int]]]]:
+def _micro_batches(samples: int) -> Iterator[tuple[str, list[Sequence[int]]]]:
     """Yield (in words, the samples of each group) for micro-batches and ranks of a batch.
 
     Micro-batches are of samples that follow each other, the last may be shorter. Ranks get
@@ -419,7 +441,7 @@ def _groups(samples: int) -> Iterator[tuple[str, list[Sequence[int]]]]:
             yield f"{ranks} ranks that get samples in turn", [every[i::ranks] for i in range(ranks)]
 
 
-def _group_reductions(picked: Picked) -> Iterator[LossGuess]:
+def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
     """Yield what becomes of the losses of `picked` where micro-batches or ranks are joined wrongly.
 
     A group without a scored token has no mean and is left out.
@@ -431,9 +453,9 @@ def _group_reductions(picked: Picked) -> Iterator[LossGuess]:
         for says, at in (("the first sample", 0), ("the last sample", -1)):
             if picked[at].size:
                 yield LossGuess(("one_group",), float(picked[at].mean()), says)
-    for says, groups in _groups(len(picked)):
+    for says, groups in _micro_batches(len(picked)):
         parts = [[picked[i] for i in group] for group in groups]
-        means = [mean for each in parts if not math.isnan(mean := _mean(each))]
+        means = [mean for each in parts if not math.isnan(mean := _mean_of(each))]
         if len(means) < 2:
             continue
         yield LossGuess(("group_means",), sum(means) / len(means), says)
@@ -443,18 +465,18 @@ def _group_reductions(picked: Picked) -> Iterator[LossGuess]:
             yield LossGuess(("one_group",), mean, f"{place} of {says}")
 
 
-def _guesses(
-    batch: Batch, scored: Sequence[Scored], right: Picked, both: bool
+def _all_guesses(
+    batch: Batch, scored: Sequence[ScoredSample], right: Picked, both: bool
 ) -> Iterator[LossGuess]:
     """Yield every single mistake, or every pair: wrong tokens, made one number wrongly."""
     if not both:
-        yield from _reductions(batch, right)
-        yield from _group_reductions(right)
-    for name, detail, picked in _selections(batch, scored):
+        yield from _guess_reductions(batch, right)
+        yield from _guess_group_reductions(right)
+    for name, detail, picked in _wrong_selections(batch, scored):
         if not both:
-            yield LossGuess((name,), _mean(picked), detail)
+            yield LossGuess((name,), _mean_of(picked), detail)
         if not both or name == "window":  # a size and a way: something fits any number
             continue
-        for more in _reductions(batch, picked):
+        for more in _guess_reductions(batch, picked):
             says = "; ".join(text for text in (detail, more.detail) if text)
             yield LossGuess((name, *more.mistakes), more.value, says)

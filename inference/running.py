@@ -16,20 +16,20 @@ from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend
-from aprfmt.inference.capture import Instance, instances
-from aprfmt.inference.cuda_driver import full_memory_is_named
-from aprfmt.inference.device import Choice, choose, parse_run, split_run
+from aprfmt.inference.capture import PointInstance, point_instances
+from aprfmt.inference.cuda_driver import name_memory_errors
+from aprfmt.inference.device import DeviceChoice, choose_device, parse_run, split_run
 from aprfmt.inference.draft import DraftSession
 from aprfmt.inference.engines import ENGINES
-from aprfmt.inference.engines.collect import weights_of
+from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.forward import LogitRows
-from aprfmt.inference.parity.matched import matched_weights
+from aprfmt.inference.parity.matched import weights_through_encoding
 from aprfmt.inference.record import Record
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
 from aprfmt.model import Model, open_model
-from aprfmt.model.completeness import refuse_to_run
+from aprfmt.model.completeness import check_runnable
 
 Asked = TypeVar("Asked", bound="RunRequest")
 
@@ -46,7 +46,7 @@ class RunRequest:
     """
 
     ids: tuple[int, ...] | None = None
-    choice: Choice = field(default_factory=choose)
+    choice: DeviceChoice = field(default_factory=choose_device)
     model: Path | str = ""
     arch: str | None = None
     allow_missing: Sequence[str] = ()
@@ -66,7 +66,7 @@ class RunRequest:
         if self.through is not None:
             object.__setattr__(self, "through", encoding_name(self.through))
 
-    def on(self: Asked, choice: Choice) -> Asked:
+    def on(self: Asked, choice: DeviceChoice) -> Asked:
         """Return the same on another backend, engine, device or dtype."""
         return replace(self, choice=choice)
 
@@ -80,7 +80,7 @@ class RunRequest:
         if self.through is None:
             main = Session.of(model, backend, memory=self.memory)
         else:
-            weights = matched_weights(model, self.through, self.memory)
+            weights = weights_through_encoding(model, self.through, self.memory)
             main = Session(model.spec, model.hyper, weights, backend)
         return DraftSession(model, main) if self.draft else main
 
@@ -101,7 +101,7 @@ def requested(
     check_arch(rest.get("arch"))
     name, run = model_and_run(str(text))
     if run is None:
-        return RunRequest(model=name, choice=choose(device, backend, dtype), **rest)
+        return RunRequest(model=name, choice=choose_device(device, backend, dtype), **rest)
     if device or backend or dtype:
         raise UsageError(f"@{run} names the run already; leave --device, --backend, --dtype out")
     return RunRequest(model=name, choice=parse_run(run), **rest)
@@ -141,7 +141,7 @@ class Run:
     own: Session | None
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> DeviceChoice:
         """Where it runs, and why there."""
         return self.request.choice
 
@@ -154,11 +154,11 @@ class Run:
         return self.own
 
     @cached_property
-    def points(self) -> Mapping[str, Instance]:
+    def points(self) -> Mapping[str, PointInstance]:
         """The model's points by key, in execution order."""
         if self.own is not None:
             return self.own.points
-        return instances(self.model.spec.block, self.model.hyper, self.model.roles)
+        return point_instances(self.model.spec.block, self.model.hyper, self.model.roles)
 
     @contextmanager
     def trace(
@@ -181,10 +181,10 @@ class Run:
             raise UsageError(f"{asked.model}: a run needs token ids; give --ids or --prompt")
         if self.own is None:
             with self._by_engine(asked, asked.ids) as trace:
-                said = {"weights": weights_of(self.model), **trace.run, **(facts or {})}
+                said = {"weights": weights_class_of(self.model), **trace.run, **(facts or {})}
                 yield replace(trace, run=said)
             return
-        weights = weights_of(self.model) if asked.through is None else "quantized"
+        weights = weights_class_of(self.model) if asked.through is None else "quantized"
         with nullcontext(place) if place is not None else Spool() as kept:
             yield self.own.trace(
                 asked.ids,
@@ -237,7 +237,7 @@ def opened(
         if backend is None and request.draft:
             raise UsageError(f"{choice}: an engine's pass has no draft head; use a backend of ours")
         if backend is None:
-            refuse_to_run(model.resolution, model.path)
+            check_runnable(model.resolution, model.path)
             if request.through is not None:
                 raise UsageError(
                     f"{choice}: an engine reads the file's own weights; write the model through "
@@ -245,7 +245,7 @@ def opened(
                 )
             yield Run(request, model, None)
             return
-        stack.enter_context(full_memory_is_named(choice.device))
+        stack.enter_context(name_memory_errors(choice.device))
         yield Run(request, model, stack.enter_context(request.session(model, backend)))
 
 

@@ -14,7 +14,7 @@ from aprfmt.base.registry import load
 from aprfmt.base.version import __version__
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
-from aprfmt.inference.capture import Instance, instances
+from aprfmt.inference.capture import PointInstance, point_instances
 from aprfmt.inference.context import Recorder
 from aprfmt.inference.forward import LogitRows, check_tokens, forward
 from aprfmt.inference.kv_cache import KVCache
@@ -23,7 +23,7 @@ from aprfmt.inference.sampling import DeviceLogits
 from aprfmt.inference.trace import Kept, Positions, Record, StoppedTrace, Trace, Tracer
 from aprfmt.inference.weights import Weights, model_weights
 from aprfmt.model import Model
-from aprfmt.model.completeness import refuse_to_predict, refuse_to_run
+from aprfmt.model.completeness import check_predicts, check_runnable
 
 Numbers = NDArray[Any]
 
@@ -50,7 +50,7 @@ class Session:
 
         Raises ArchError for a model whose tensors are not those its architecture needs.
         """
-        refuse_to_run(model.resolution, model.path)
+        check_runnable(model.resolution, model.path)
         for key, shape, wanted in model.resolution.coverage.misshapen:
             raise ArchError(
                 f"{model.path}: {key} has shape {list(shape)}; {model.spec.name} with these "
@@ -91,9 +91,9 @@ class Session:
         return int(self.hp["vocab_size"])
 
     @cached_property
-    def points(self) -> dict[str, Instance]:
+    def points(self) -> dict[str, PointInstance]:
         """The model's capture points by key, in execution order."""
-        return instances(self.spec.block, self.hp, self.weights)
+        return point_instances(self.spec.block, self.hp, self.weights)
 
     @property
     def cache(self) -> KVCache | None:
@@ -119,7 +119,7 @@ class Session:
         return self.backend.to_numpy(self._extend(ids, recorder, logits_rows))
 
     def _extend(self, ids: Sequence[int], recorder: Recorder | None, logits_rows: LogitRows) -> Any:
-        refuse_to_predict(self.spec, self.weights.subject)
+        check_predicts(self.spec, self.weights.subject)
         new, before = [int(i) for i in ids], len(self.ids)
         if not new:
             raise UsageError("no tokens to run; give at least one")
@@ -228,7 +228,7 @@ class Session:
 
     def logits(self, ids: Sequence[int], recorder: Recorder | None = None) -> Numbers:
         """Return logits [tokens, vocab] of a whole sequence; the session's own stays as it is."""
-        refuse_to_predict(self.spec, self.weights.subject)
+        check_predicts(self.spec, self.weights.subject)
         return self.backend.to_numpy(self._once(ids, recorder, "all"))
 
     def embedding(self, ids: Sequence[int]) -> Numbers:

@@ -14,7 +14,7 @@ from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Array, Backend
-from aprfmt.inference.capture import POINTS, SLOTS, WHOLE, Instance, key_name, resolve
+from aprfmt.inference.capture import POINTS, SLOTS, WHOLE, PointInstance, key_name, resolve_alias
 from aprfmt.inference.context import PassFacts
 from aprfmt.inference.record import Form as Form
 from aprfmt.inference.record import Record as Record
@@ -190,7 +190,7 @@ class Tracer:
     def __init__(
         self,
         backend: Backend,
-        known: Mapping[str, Instance],
+        known: Mapping[str, PointInstance],
         wanted: Collection[str],
         *,
         positions: Positions = "all",
@@ -213,7 +213,7 @@ class Tracer:
         for key in wanted:
             instance = known.get(key)
             if instance is None or instance.alias_of or instance.absent:
-                instance = resolve(key, known)
+                instance = resolve_alias(key, known)
             if instance is not None:
                 self._wanted.add((instance.point.name, instance.layer))
                 if instance.key != key:
@@ -231,12 +231,12 @@ class Tracer:
         self._facts = facts
         check_positions(self._positions, facts.positions.tolist())
 
-    def _alias_cache(self, known: Mapping[str, Instance]) -> None:
+    def _alias_cache(self, known: Mapping[str, PointInstance]) -> None:
         """Record, of a pass without a cache, what its attention reads under its own name."""
         for cached, own in CACHED.items():
             for layer in [layer for point, layer in self._wanted if point == cached]:
                 self._wanted.discard((cached, layer))
-                instance = resolve(key_name(own, layer), known)
+                instance = resolve_alias(key_name(own, layer), known)
                 if instance is not None:
                     self._wanted.add((instance.point.name, instance.layer))
                     self.aliases[key_name(cached, layer)] = instance.key

@@ -21,7 +21,7 @@ from aprfmt.codecs.bnb4 import Coded
 from aprfmt.errors import ArchError, TensorNotFoundError
 from aprfmt.inference.rows import ArrayRows, ChangedRows, RowSource, StoredRows
 from aprfmt.model import Model
-from aprfmt.model.patterns import near
+from aprfmt.model.patterns import similar_names
 
 if TYPE_CHECKING:
     from aprfmt.inference.backends.base import Backend
@@ -216,7 +216,7 @@ class Weights(Mapping[str, Weight]):
             if key not in self._rows:
                 raise TensorNotFoundError(
                     f"{self.subject}: no tensor for role {key!r}; near roles: "
-                    f"{', '.join(near(key, self._rows))}"
+                    f"{', '.join(similar_names(key, self._rows))}"
                 )
             pieces = key in TABLES and self._streams
             self._handles[key] = Weight(key, self._rows[key], self.holder, piecewise=pieces)

@@ -21,7 +21,7 @@ KEPT = 1 << 16  # characters of an answer: longer ones are those of tests of lim
 @pytest.fixture(scope="session", autouse=True)
 def rendered_once() -> Iterator[Ask]:
     """Give the answer to a question that was answered before; the one who asks is given back."""
-    asking, answers = template._ask, dict[str, str]()
+    asking, answers = template._run_child, dict[str, str]()
 
     def ask(task: str, request: Mapping[str, Any], where: str) -> str:
         limits = [vars(template)[name] for name in LIMITS]
@@ -37,11 +37,11 @@ def rendered_once() -> Iterator[Ask]:
         return said
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(template, "_ask", ask)
+        patch.setattr(template, "_run_child", ask)
         yield asking
 
 
 @pytest.fixture
 def rendered_each_time(rendered_once: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a process started for every question."""
-    monkeypatch.setattr(template, "_ask", rendered_once)
+    monkeypatch.setattr(template, "_run_child", rendered_once)

@@ -16,6 +16,6 @@ def one_thread() -> None:
 
         torch.set_num_threads(1)
     try:
-        blas.set_threads(1)
+        blas.set_blas_threads(1)
     except BackendUnavailableError:
         pass  # numpy's BLAS has no such setting; the tests pass without it, too

@@ -23,8 +23,8 @@ from aprfmt.adapters.merge_faults import (
     Judged,
     Merge,
     OtherChange,
-    holder,
-    judge,
+    holder_of_change,
+    judge_merge,
     scale_factors,
 )
 from aprfmt.adapters.merging import MergedTensor, merged_model, merged_values
@@ -33,10 +33,10 @@ from aprfmt.adapters.reading import Adapter
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.codecs import decode, encode
 from aprfmt.errors import AprfmtError
-from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.model import Model, open_model
 from aprfmt.model.adapter_parts import adapter_parts, alpha_contradiction
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, ledger, pronounce
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, ledger, pronounce
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
 
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
-_WORDS = Words("merged: ", "not merged as it should be: ", "not decided: ")
+_WORDS = VerdictWords("merged: ", "not merged as it should be: ", "not decided: ")
 
 
 @dataclass(frozen=True)
@@ -140,29 +140,33 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
             mine, theirs = model.find(row.key), b.find(row.key)
             touched = mine is not None and bool(changed.intersection(mine.names))
             if touched and mine is not None and theirs is not None and mine.shape == theirs.shape:
-                merge = _merge(mine, theirs, row.verdict in _CLOSE)
-                more = partial(_others, model, changed, row.key)
-                weights.append(_changed(row.key, theirs, judge(merge, _factors(mine, found), more)))
+                merge = _merge_values(mine, theirs, row.verdict in _CLOSE)
+                more = partial(_other_changes, model, changed, row.key)
+                weights.append(
+                    _changed_weight(
+                        row.key, theirs, judge_merge(merge, _wrong_scale_factors(mine, found), more)
+                    )
+                )
             elif touched or row.verdict not in _CLOSE:
                 others.append(row.key)
             else:
                 same += 1
         if any(pair.parameters for pair in found.pairs.values()):
-            weights = _in_other_orders(a, b, adapter, weights)
-        others, says = _explained(model, b, others, changed)
+            weights = _try_rank_orders(a, b, adapter, weights)
+        others, says = _unexplained_others(model, b, others, changed)
         apart = alpha_contradiction(found.config, adapter_parts(opened), opened)
         if apart:
             says = (f"judged by adapter_config.json: {apart}", *says)
     if found.relation is not None:
         says = (found.relation.text, *says)
-    left = (*report.not_compared, *_unread(found.path))
+    left = (*report.not_compared, *_unread_tensors(found.path))
     answer = AdapterAnswer(
-        str(found.path), _together(weights), tuple(weights), tuple(others), says, same, left
+        str(found.path), _shared_words(weights), tuple(weights), tuple(others), says, same, left
     )
     return answer, report
 
 
-def _explained(
+def _unexplained_others(
     model: Model, b: Model, others: Sequence[str], changed: Set[str]
 ) -> tuple[list[str], tuple[str, ...]]:
     """Return the other tensors that differ by more than a quantized base, and what is known.
@@ -191,13 +195,13 @@ def _explained(
         if mine is None or theirs is None or mine.shape != theirs.shape:
             continue
         plain, held = (one.numpy().astype(np.float64) for one in (mine, theirs))
-        whose = holder(plain, held, theirs.encoding, _others(model, changed, key))
+        whose = holder_of_change(plain, held, theirs.encoding, _other_changes(model, changed, key))
         if whose:
             says.append(f"{key} holds the change of {whose}")
     return left, tuple(says)
 
 
-def _unread(adapter: Path) -> Iterator[NotCompared]:
+def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
     """Yield the tensors of an adapter that nothing reads: they may change the base.
 
     A merge takes every whole tensor of the base along, or is refused.
@@ -210,7 +214,7 @@ def _unread(adapter: Path) -> Iterator[NotCompared]:
             yield NotCompared(item.kind, item.name, "only in A", item.of, "the adapter")
 
 
-def _in_other_orders(
+def _try_rank_orders(
     a: Model, b: Model, adapter: Path, weights: "list[ChangedWeight]"
 ) -> "list[ChangedWeight]":
     """Return the weights, each with the order of ranks under which it is A with the change once."""
@@ -223,13 +227,13 @@ def _in_other_orders(
                 mine, theirs = model.find(one.key), b.find(one.key)
                 if one.found not in (OTHERWISE, MORE) or mine is None or theirs is None:
                     continue
-                again = judge(_merge(mine, theirs, False))
+                again = judge_merge(_merge_values(mine, theirs, False))
                 if again.found == ONCE:
-                    weights[at] = _changed(one.key, theirs, again._replace(found=order.says))
+                    weights[at] = _changed_weight(one.key, theirs, again._replace(found=order.says))
     return weights
 
 
-def _changed(key: str, b: View, judged: Judged) -> ChangedWeight:
+def _changed_weight(key: str, b: View, judged: Judged) -> ChangedWeight:
     """Return the record of a weight."""
     file = b.stored[0].path
     where = "" if file is None else file.name
@@ -238,23 +242,23 @@ def _changed(key: str, b: View, judged: Judged) -> ChangedWeight:
     )
 
 
-def _merge(merged: View, b: View, close: bool) -> Merge:
+def _merge_values(merged: View, b: View, close: bool) -> Merge:
     """Return the values of one weight of both; `close`: B is A with the change, rounded."""
     plain, full = (merged_values(merged, times) for times in (0, 1))
     kinds = {one.base_encoding for one in merged.stored if isinstance(one, MergedTensor)}
     base = kinds.pop() if len(kinds) == 1 else "+".join(sorted(kinds))
-    noise = max(noise_of(one) for one in (b.encoding, base))
+    noise = max(storage_noise(one) for one in (b.encoding, base))
     theirs = b.numpy().astype(np.float64)
     again = None
     if b.encoding not in FRACTIONS and not any(one.parts for one in b.stored):
 
         def again(values: "F64") -> "F64 | None":
-            return _through(b.encoding, values)
+            return _store_through(b.encoding, values)
 
     return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, again)
 
 
-def _through(kind: str, values: "F64") -> "F64 | None":
+def _store_through(kind: str, values: "F64") -> "F64 | None":
     """Return values stored in a packed type and read again; None where it takes more than them."""
     held = np.ascontiguousarray(values, np.float32)
     try:
@@ -263,7 +267,7 @@ def _through(kind: str, values: "F64") -> "F64 | None":
         return None
 
 
-def _factors(view: View, found: Adapter) -> tuple[Factor, ...]:
+def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
     """Return the factors of a wrong scale of a weight's pairs."""
     pairs = [one.pair for one in view.stored if isinstance(one, MergedTensor)]
     if not pairs or any(one.scale != pairs[0].scale for one in pairs):
@@ -285,7 +289,7 @@ def _factors(view: View, found: Adapter) -> tuple[Factor, ...]:
     )
 
 
-def _others(model: Model, changed: Set[str], key: str) -> Iterator[OtherChange]:
+def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherChange]:
     """Yield the changes of other weights of the same shape, the likeliest place first.
 
     Those of the same layer, and the same weight in the layers around it.
@@ -304,7 +308,7 @@ def _others(model: Model, changed: Set[str], key: str) -> Iterator[OtherChange]:
         yield OtherChange(other, merged_values(view, 1) - merged_values(view, 0))
 
 
-def _together(weights: Sequence[ChangedWeight]) -> str:
+def _shared_words(weights: Sequence[ChangedWeight]) -> str:
     """Return what holds for all weights, or how often each word was found.
 
     A weight whose type holds none of the change is as the others are, for it fits both.

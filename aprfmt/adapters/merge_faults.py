@@ -129,17 +129,17 @@ def scale_factors(
     )
 
 
-def judge(
+def judge_merge(
     merge: Merge,
     factors: Sequence[Factor] = (),
     others: Callable[[], Iterable[OtherChange]] = tuple,
 ) -> Judged:
     """Return what the merge did to a weight; a stack of experts is judged expert by expert too."""
-    found = _whole(merge, factors, others)
+    found = _judge_whole(merge, factors, others)
     if found.found not in (OTHERWISE, MORE) or merge.plain.ndim != 3 or len(merge.plain) < 2:
         return found
     each = [
-        _whole(merge.expert(at), factors, partial(_experts, merge, at, others))
+        _judge_whole(merge.expert(at), factors, partial(_expert_changes, merge, at, others))
         for at in range(len(merge.plain))
     ]
     words: dict[tuple[str, str], list[int]] = {}
@@ -148,7 +148,8 @@ def judge(
     if {found for found, _ in words} <= {OTHERWISE, MORE}:
         return found
     said = [
-        f"expert{'s' * (len(experts) > 1)} {_numbers(experts)} {word}" + f": {says}" * bool(says)
+        f"expert{'s' * (len(experts) > 1)} {_expert_numbers(experts)} {word}"
+        + f": {says}" * bool(says)
         for (word, says), experts in words.items()
     ]
     if len({word for word, _ in words}) == 1:
@@ -156,12 +157,13 @@ def judge(
     return found._replace(found="in some experts", says="; ".join(said))
 
 
-def _numbers(experts: Sequence[int]) -> str:
+def _expert_numbers(experts: Sequence[int]) -> str:
+    """Return numbers of experts as text."""
     whole = len(experts) > 2 and experts[-1] - experts[0] == len(experts) - 1
     return f"{experts[0]} to {experts[-1]}" if whole else ", ".join(map(str, experts))
 
 
-def _experts(
+def _expert_changes(
     merge: Merge, at: int, others: Callable[[], Iterable[OtherChange]]
 ) -> Iterator[OtherChange]:
     """Yield the changes that one expert may have got: other experts', and other weights'."""
@@ -172,9 +174,10 @@ def _experts(
         yield OtherChange(key, change[at] if change.ndim == 3 else change)
 
 
-def _whole(
+def _judge_whole(
     merge: Merge, factors: Sequence[Factor], others: Callable[[], Iterable[OtherChange]]
 ) -> Judged:
+    """Return what the merge did to a whole weight."""
     size = float(np.square(merge.change).sum())
     if not size:
         says = "the change is nothing beside this weight, and both give the same values"
@@ -183,7 +186,7 @@ def _whole(
     times = float((off * merge.change).sum() / size)
     rest = float(np.sqrt(np.square(off - times * merge.change).sum() / size))
     found = Judged(OTHERWISE, times, rest)
-    once, none = (_reproduced(merge, count) for count in (1, 0))
+    once, none = (_is_reproduced(merge, count) for count in (1, 0))
     if once and none:
         says = f"{merge.encoding} takes the whole change away, and both give the same values"
         return found._replace(found=EITHER, says=says, lost=1.0)
@@ -194,20 +197,20 @@ def _whole(
     if none:
         return found._replace(found=NOT)
     return (
-        _mistake(merge, found, factors)
-        or _misplaced(merge, found, others)
-        or _other_base(merge, found)
-        or _by_projection(merge, found)
+        _usual_multiple(merge, found, factors)
+        or _misplaced_change(merge, found, others)
+        or _judge_other_base(merge, found)
+        or _judge_by_projection(merge, found)
     )
 
 
-def _mistake(merge: Merge, found: Judged, factors: Sequence[Factor]) -> Judged | None:
+def _usual_multiple(merge: Merge, found: Judged, factors: Sequence[Factor]) -> Judged | None:
     """Return the multiple of the change that gives B; None where no usual one does."""
     if merge.encoding not in FRACTIONS:
         return None
     whole = [Factor(float(times), "") for times in TIMES]
     tried = sorted((*whole, *factors), key=lambda one: abs(one.times - found.times))
-    held = [one for one in tried if _reproduced(merge, one.times)]
+    held = [one for one in tried if _is_reproduced(merge, one.times)]
     if not held:
         return None
     words = [TIMES[round(one.times)] for one in held if not one.says]
@@ -217,27 +220,29 @@ def _mistake(merge: Merge, found: Judged, factors: Sequence[Factor]) -> Judged |
     return found._replace(found=words[0], says=says if len(held) > 1 else "")
 
 
-def _misplaced(
+def _misplaced_change(
     merge: Merge, found: Judged, others: Callable[[], Iterable[OtherChange]]
 ) -> Judged | None:
     """Return the change of another place that gives B: transposed, or another weight's."""
     if merge.encoding not in FRACTIONS:
         return None
     turned = merge.change.swapaxes(-1, -2)
-    if turned.shape == merge.change.shape and _gives(merge, merge.plain + turned, turned):
+    if turned.shape == merge.change.shape and _sum_gives(merge, merge.plain + turned, turned):
         return found._replace(found="transposed", says="B @ A was added transposed")
     for key, change in others():
         if change.shape != merge.change.shape or not change.any():
             continue
         for own, word in ((0, "in place of its own"), (1, "after its own")):
             total = own * merge.change + change
-            if _gives(merge, merge.plain + total, total):
+            if _sum_gives(merge, merge.plain + total, total):
                 says = f"the change of {key} was added {word}"
                 return found._replace(found="another weight's change", says=says)
     return None
 
 
-def holder(plain: "F64", theirs: "F64", encoding: str, others: Iterable[OtherChange]) -> str:
+def holder_of_change(
+    plain: "F64", theirs: "F64", encoding: str, others: Iterable[OtherChange]
+) -> str:
     """Return the key of the weight whose change B holds in a weight that has none; "" for none."""
     if encoding not in FRACTIONS:
         return ""
@@ -245,12 +250,12 @@ def holder(plain: "F64", theirs: "F64", encoding: str, others: Iterable[OtherCha
         if change.shape != plain.shape or not change.any():
             continue
         merge = Merge(plain, change, theirs, encoding, encoding, False)
-        if _reproduced(merge, 1) and not _reproduced(merge, 0):
+        if _is_reproduced(merge, 1) and not _is_reproduced(merge, 0):
             return key
     return ""
 
 
-def _by_projection(merge: Merge, found: Judged) -> Judged:
+def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
     """Return what the projection says, where no sum gives B's values."""
     times, rest = found.times, found.rest
     size = math.sqrt(float(np.square(merge.change).sum()))
@@ -278,22 +283,23 @@ def _by_projection(merge: Merge, found: Judged) -> Judged:
     return found
 
 
-def _reproduced(merge: Merge, times: float) -> bool:
+def _is_reproduced(merge: Merge, times: float) -> bool:
     """Return whether round(base + times * change) in B's type gives B's values."""
     change = times * merge.change
     if merge.encoding in FRACTIONS:
-        return _gives(merge, merge.plain + change, change, max(1, round(abs(times))))
+        return _sum_gives(merge, merge.plain + change, change, max(1, round(abs(times))))
     if merge.again is None or times not in (0, 1) or not merge.close:
         return False
     made = merge.again(merge.plain + change)
     return made is not None and bool(np.array_equal(made, merge.theirs))
 
 
-def _gives(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> bool:
-    return bool(_near(merge, full, change, rounds).all())
+def _sum_gives(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> bool:
+    """Return whether a sum, rounded, is B's value everywhere."""
+    return bool(_rounded_equal(merge, full, change, rounds).all())
 
 
-def _near(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> "Mask":
+def _rounded_equal(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> "Mask":
     """Return where B's values are a sum, rounded to B's float type by some library.
 
     That one may have rounded the product to the same type first, as PEFT does in half precision,
@@ -301,20 +307,20 @@ def _near(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> "Mask":
     then be the other one. A change that was added more than once was rounded as often.
     """
     largest = np.maximum(np.abs(merge.theirs), np.abs(full))
-    half = rounds * _half_step(largest, merge.encoding)
+    half = rounds * _half_spacing(largest, merge.encoding)
     product = np.ldexp(np.abs(change), -1 - FRACTIONS[merge.encoding])
     near: Mask = np.abs(merge.theirs - full) <= half + product + SUMS * largest.max(initial=0.0)
     return near
 
 
-def _half_step(values: "F64", encoding: str) -> "F64":
+def _half_spacing(values: "F64", encoding: str) -> "F64":
     """Return half the distance between neighbours of a float type around each value."""
     exponent = np.frexp(values)[1] - 1 - FRACTIONS[encoding]
     half: F64 = np.ldexp(0.5, np.maximum(exponent, SMALLEST.get(encoding, -1074)))
     return half
 
 
-def _other_base(merge: Merge, found: Judged) -> Judged | None:
+def _judge_other_base(merge: Merge, found: Judged) -> Judged | None:
     """Return that the change is once in another state of the base: not yet rounded, or quantized.
 
     A base that was published in 16 bits may have been merged before that rounding. A base that was
@@ -323,10 +329,10 @@ def _other_base(merge: Merge, found: Judged) -> Judged | None:
     if merge.encoding not in FRACTIONS or merge.base not in FRACTIONS:
         return None
     full = merge.plain + merge.change
-    half = _half_step(np.abs(merge.plain), merge.base)
-    exact = _near(merge, full, merge.change)
+    half = _half_spacing(np.abs(merge.plain), merge.base)
+    exact = _rounded_equal(merge, full, merge.change)
     shift = np.abs(merge.theirs - full)
-    slack = half + _half_step(np.maximum(np.abs(merge.theirs), np.abs(full)), merge.encoding)
+    slack = half + _half_spacing(np.maximum(np.abs(merge.theirs), np.abs(full)), merge.encoding)
     slack = slack + np.ldexp(np.abs(merge.change), -1 - FRACTIONS[merge.encoding])
     slack += SUMS * np.abs(full).max(initial=0.0)
     known = abs(found.times - 1) < max(0.02, 4 * found.rest / math.sqrt(full.size))
@@ -337,14 +343,14 @@ def _other_base(merge: Merge, found: Judged) -> Judged | None:
         first = ", ".join(str(at) for at in np.argwhere(~exact)[0])
         says = f"once but for {int((~exact).sum())} of {exact.size} values, the first at {first}"
         return found._replace(says=says)
-    name = _quantized_base(merge)
+    name = _scheme_of_base(merge)
     if name:
         says = f"the base that was merged is A, decoded from {name}"
         return found._replace(found=ONCE, says=says)
     return None
 
 
-class Scheme(NamedTuple):
+class BaseScheme(NamedTuple):
     """A code that a base may have been quantized in, and how many values share a scale.
 
     0 values is a whole row. `flat` groups do not end at rows.
@@ -356,7 +362,7 @@ class Scheme(NamedTuple):
     flat: bool = False
 
 
-def _entries(encoding: str, table: str) -> "Callable[[], F64]":
+def _code_values(encoding: str, table: str) -> "Callable[[], F64]":
     """Return what gives the finite values of a type's codes, by the codec's own table."""
 
     def load() -> "F64":
@@ -366,21 +372,22 @@ def _entries(encoding: str, table: str) -> "Callable[[], F64]":
     return load
 
 
-def _whole_numbers(low: int, high: int) -> "Callable[[], F64]":
+def _integer_codes(low: int, high: int) -> "Callable[[], F64]":
+    """Return what gives the integers from `low` to `high`."""
     return lambda: np.arange(low, high + 1, dtype=np.float64)
 
 
 SCHEMES = (
-    Scheme("NF4", _entries("NF4", "code"), FLAT, True),
-    Scheme("FP4", _entries("FP4", "code"), FLAT, True),
-    Scheme("Q8_0", _whole_numbers(-127, 127), 32),
-    Scheme("8 bits, a scale for every row", _whole_numbers(-127, 127), 0),
-    Scheme("Q4_0", _whole_numbers(-8, 7), 32),
-    Scheme("FP8 (E4M3), a scale for every row", _entries("F8_E4M3", "values"), 0),
+    BaseScheme("NF4", _code_values("NF4", "code"), FLAT, True),
+    BaseScheme("FP4", _code_values("FP4", "code"), FLAT, True),
+    BaseScheme("Q8_0", _integer_codes(-127, 127), 32),
+    BaseScheme("8 bits, a scale for every row", _integer_codes(-127, 127), 0),
+    BaseScheme("Q4_0", _integer_codes(-8, 7), 32),
+    BaseScheme("FP8 (E4M3), a scale for every row", _code_values("F8_E4M3", "values"), 0),
 )
 
 
-def _quantized_base(merge: Merge) -> str:
+def _scheme_of_base(merge: Merge) -> str:
     """Return the scheme in which A, decoded again and with the change, gives B; "" for none.
 
     The entries are those nearest to A's values. The scale of a group is found on every other value
@@ -394,13 +401,15 @@ def _quantized_base(merge: Merge) -> str:
         plain, change, theirs = (
             values.reshape(-1, size) for values in (merge.plain, merge.change, merge.theirs)
         )
-        found = _decoded(plain, change, theirs, scheme.entries())
-        if any(_lies_on(*found, change, theirs, merge, own) for own in ("F32", merge.base)):
+        found = _decode_base(plain, change, theirs, scheme.entries())
+        if any(_is_on_lattice(*found, change, theirs, merge, own) for own in ("F32", merge.base)):
             return scheme.name
     return ""
 
 
-def _decoded(plain: "F64", change: "F64", theirs: "F64", entries: "F64") -> "tuple[F64, F64, F64]":
+def _decode_base(
+    plain: "F64", change: "F64", theirs: "F64", entries: "F64"
+) -> "tuple[F64, F64, F64]":
     """Return the decoded base, and each group's usual and largest distance between entries."""
     largest = np.take_along_axis(plain, np.abs(plain).argmax(1)[:, None], 1)
     top = entries[np.abs(entries).argmax()]
@@ -416,7 +425,7 @@ def _decoded(plain: "F64", change: "F64", theirs: "F64", entries: "F64") -> "tup
     return fitted * code, np.abs(fitted) * float(np.median(gaps)), np.abs(fitted) * gaps.max()
 
 
-def _lies_on(
+def _is_on_lattice(
     base: "F64", steps: "F64", widest: "F64", change: "F64", theirs: "F64", merge: Merge, own: str
 ) -> bool:
     """Return whether a decoded base, stored as `own`, with the change gives B's values.
@@ -425,8 +434,8 @@ def _lies_on(
     """
     full = base + change
     slack = (
-        _half_step(np.maximum(np.abs(theirs), np.abs(full)), merge.encoding)
-        + _half_step(np.abs(base), own)
+        _half_spacing(np.maximum(np.abs(theirs), np.abs(full)), merge.encoding)
+        + _half_spacing(np.abs(base), own)
         + np.ldexp(np.abs(change), -1 - FRACTIONS[merge.encoding])
         + np.ldexp(np.abs(base), -3 - FRACTIONS[merge.encoding])  # of the fitted scale
         + SUMS * np.abs(full).max(initial=0.0)

@@ -24,7 +24,7 @@ from aprfmt.arch.element_moves import to_logical, to_stored
 from aprfmt.arch.layout_steps import Transposed, TransposedEach
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import unwrapped
+from aprfmt.model.adapter_parts import unwrap_module
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup
@@ -84,9 +84,9 @@ def parameter_changes(
     modules: dict[str, list[Stored]] = {}
     for pair in adapter.pairs.values():
         if pair.parameters:
-            modules.setdefault(unwrapped(pair.module)[0], []).append(pair)
+            modules.setdefault(unwrap_module(pair.module)[0], []).append(pair)
     for module, pairs in modules.items():
-        pairs.sort(key=lambda pair: -unwrapped(pair.module)[1])
+        pairs.sort(key=lambda pair: -unwrap_module(pair.module)[1])
         for pair, target in zip(pairs, _targets(adapter, module, pairs, base), strict=True):
             left, right, scale = _factors(adapter, pair, target, base, order)
             if target.group is None:

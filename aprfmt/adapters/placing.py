@@ -13,10 +13,10 @@ from aprfmt.arch.element_moves import to_logical, to_stored
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import WRAPPED, unwrapped
-from aprfmt.model.patterns import near
-from aprfmt.model.relations import SHOWN, Relation, entry
-from aprfmt.model.renames import Rename, command, rule_onto
+from aprfmt.model.adapter_parts import WRAPPED, unwrap_module
+from aprfmt.model.patterns import similar_names
+from aprfmt.model.relations import SHOWN, Relation, opening_path
+from aprfmt.model.renames import Rename, command_line, prefix_rule_onto
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup
@@ -132,7 +132,9 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
         f"{len(astray)} of {len(every)} modules of the adapter have names that {base.path} has "
         f"not, so that loaders leave them out: {rule.says}"
     )
-    remedy = command("convert", entry(adapter.path), "OUT", "--base", entry(base.path))
+    remedy = command_line(
+        "convert", opening_path(adapter.path), "OUT", "--base", opening_path(base.path)
+    )
     relation = Relation("names", says, tuple(astray), pairs[:SHOWN], remedy, (rule,))
     return replace(
         adapter,
@@ -147,7 +149,7 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
 def _rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
     """Yield prefixes that may stand in place of the base's, the likeliest first."""
     there = {name for stored in base for name in (stored, stored.rpartition(".")[0])}
-    found = rule_onto(astray, there)
+    found = prefix_rule_onto(astray, there)
     if found is not None:
         yield found
     first = astray[0].split(".")
@@ -163,7 +165,7 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
     """Return whether the base has the weight of a pair, or a whole tensor, as it spells them."""
     from aprfmt.arch.binding import bind_names
 
-    plain, _ = unwrapped(module)
+    plain, _ = unwrap_module(module)
     plain = plain.replace(f"{WRAPPED}.", ".")
     names = (plain, f"{plain}.weight")
     pair = adapter.pairs.get(module)
@@ -190,7 +192,7 @@ def stored_name(adapter: Adapter, module: str, base: Model) -> str:
     if not ends:
         raise ConversionError(
             f"{adapter.path}: {module} is no module of {base.path}; near names: "
-            f"{', '.join(near(module, flat))}"
+            f"{', '.join(similar_names(module, flat))}"
         )
     return max(ends, key=len)
 

@@ -26,11 +26,11 @@ from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.model import Model, open_model
 from aprfmt.model.adapter_parts import (
     adapter_parts,
-    by_pattern,
+    adapter_scale,
     merge_obstacle,
-    scale_of,
     target_parameters,
-    unwrapped,
+    unwrap_module,
+    value_by_pattern,
 )
 from aprfmt.model.kinds import peft_config
 from aprfmt.tensors.view import View
@@ -140,33 +140,33 @@ def _stored(
     if spelling == "kohya":
         own = float(parts["alpha"].numpy().reshape(-1)[0]) if "alpha" in parts else float(rank)
         return Stored(module, parts, rank, _number(model, own) / rank)
-    parameters = target_parameters(config, unwrapped(module)[0]) if spelling == "peft" else ()
+    parameters = target_parameters(config, unwrap_module(module)[0]) if spelling == "peft" else ()
     if parameters:
         if parts.keys() != {"a", "b"}:
             raise FormatError(f"{model.path}: {module}: {', '.join(parts)}; expected a and b")
         return Stored(module, parts, rank, math.nan, parameters=parameters)
-    claimed = by_pattern(config.get("rank_pattern"), module, config.get("r", rank))
+    claimed = value_by_pattern(config.get("rank_pattern"), module, config.get("r", rank))
     if claimed != rank:
         raise FormatError(
             f"{model.path}: {module}: adapter_config.json says rank {claimed}, its factors have "
             f"{rank}"
         )
-    own = _number(model, by_pattern(config.get("alpha_pattern"), module, alpha))
+    own = _number(model, value_by_pattern(config.get("alpha_pattern"), module, alpha))
     if spelling == "gguf" and not own:
         own = float(rank)  # llama.cpp's rule: no alpha, no scale
-    return Stored(module, parts, rank, scale_of(config, own, rank), embedding)
+    return Stored(module, parts, rank, adapter_scale(config, own, rank), embedding)
 
 
 def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
     """Return the rank and the scale that PEFT's configuration gives a single parameter."""
     config = adapter.config
-    rank = by_pattern(config.get("rank_pattern"), parameter, config.get("r"))
-    alpha = by_pattern(config.get("alpha_pattern"), parameter, adapter.alpha)
+    rank = value_by_pattern(config.get("rank_pattern"), parameter, config.get("r"))
+    alpha = value_by_pattern(config.get("alpha_pattern"), parameter, adapter.alpha)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise FormatError(f"{adapter.path}: r of {parameter} is {rank!r}; expected a rank")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise FormatError(f"{adapter.path}: alpha of {parameter} is {alpha!r}; expected a number")
-    return rank, scale_of(config, float(alpha), rank)
+    return rank, adapter_scale(config, float(alpha), rank)
 
 
 def _rank(model: Model, module: str, a: tuple[int, ...], b: tuple[int, ...], turned: bool) -> int:

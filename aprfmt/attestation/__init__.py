@@ -21,7 +21,7 @@ from aprfmt.model.ledger import (
     Kind,
     NotCompared,
     Pronounced,
-    Words,
+    VerdictWords,
     ledger,
     not_compared,
     pronounce,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attestation", "TensorAttestation", "attest"]
 
-WORDS = Words("derived", "not derived")
+WORDS = VerdictWords("derived", "not derived")
 _SECTIONS = ("hyperparameters", "tokenizer")
 _FILES: set[Kind] = {"file", "index entry"}
 
@@ -136,10 +136,10 @@ def attest(
         source, made = (
             opened.enter_context(open_model(path, arch=arch)) for path in (base, quantized)
         )
-        return _attest(source, made, scheme, matrix, drop, check, checked, progress)
+        return _attest_with(source, made, scheme, matrix, drop, check, checked, progress)
 
 
-def _attest(
+def _attest_with(
     base: Model,
     made: Model,
     scheme: str | None,

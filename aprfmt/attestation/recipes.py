@@ -16,7 +16,7 @@ from aprfmt.conversion.packed_weights import has_companions
 from aprfmt.conversion.plan import build_plan
 from aprfmt.errors import ArchError, CodecError, ConversionError, UsageError
 from aprfmt.formats import FORMATS
-from aprfmt.measure.requantization import WAYS, Way
+from aprfmt.measure.requantization import WAYS, QuantRecipe
 from aprfmt.model import Model
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import SCHEMES, scheme_of, type_name
@@ -39,7 +39,7 @@ class Recipe:
     """
 
     type: str
-    ways: tuple[Way, ...]
+    ways: tuple[QuantRecipe, ...]
     imatrix: "ImportanceMatrix | None" = field(default=None, repr=False)
     lacks: str = ""
     drop: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def find_recipes(
         wanted,
         tuple(way for way in WAYS if fma in (None, way.fma)) or WAYS,
         imatrix,
-        _lacking(made, imatrix),
+        _missing_imatrix(made, imatrix),
         tuple(drop),
     )
     options = Options(
@@ -96,14 +96,14 @@ def find_recipes(
     )
     found: list[tuple[int, Recipe]] = []
     refused: ConversionError | None = None
-    for name, asked in _layouts(base, made, wanted, options):
+    for name, asked in _possible_layouts(base, made, wanted, options):
         try:
             plan = build_plan(base, FORMATS[made.format], asked)
         except ConversionError as error:
             refused = refused or error
             continue
         row = replace(recipe, type=wanted or name, options=asked, plan=plan)
-        found.append((_alike(plan, made), row))
+        found.append((_count_alike(plan, made), row))
     if not found:
         assert refused is not None
         raise refused
@@ -111,7 +111,7 @@ def find_recipes(
     return [row for _, row in found]
 
 
-def _lacking(made: Model, imatrix: "ImportanceMatrix | None") -> str:
+def _missing_imatrix(made: Model, imatrix: "ImportanceMatrix | None") -> str:
     """Return the importance matrix that a file names and nobody gave; "" where none is missing.
 
     Raises UsageError where another one was given.
@@ -131,12 +131,12 @@ class _OwnEncodings:
     """The encoding in which a file stores each weight, by every name of it."""
 
     def __init__(self, made: Model) -> None:
-        every = spellings_by_name(made) if _known(made) else {}
+        every = spellings_by_name(made) if _has_known_arch(made) else {}
         self._by_name: dict[str, str] = {}
         for name, view in made.items():
             for each in (name, *every.get(name, ())):
                 self._by_name.setdefault(each, view.encoding)
-        if _known(made):
+        if _has_known_arch(made):
             self._by_name.update({key: view.encoding for key, view in made.roles.items()})
 
     def choose(self, name: str, shape: tuple[int, ...], source: str) -> str | None:
@@ -144,10 +144,10 @@ class _OwnEncodings:
         wished = self._by_name.get(name)
         if wished is None or wished == source:
             return wished
-        return wished if _schemes(wished) or _writes(wished) else None
+        return wished if _schemes_of(wished) or _has_encoder(wished) else None
 
 
-def _known(model: Model) -> bool:
+def _has_known_arch(model: Model) -> bool:
     """Return whether the architecture of a model is known."""
     try:
         return model.roles is not None
@@ -155,21 +155,22 @@ def _known(model: Model) -> bool:
         return False
 
 
-def _writes(name: str) -> bool:
+def _has_encoder(name: str) -> bool:
+    """Return whether an encoding can be written."""
     return name in CODECS and codec(name).has_encoder
 
 
-def _schemes(name: str) -> list[str]:
+def _schemes_of(name: str) -> list[str]:
     """Return the schemes that store a weight in the tensors of this encoding."""
     return [scheme for scheme, row in SCHEMES.items() if row.base == name and row.dialect]
 
 
-def _layouts(
+def _possible_layouts(
     base: Model, made: Model, wanted: str, options: Options
 ) -> Iterator[tuple[str, Options]]:
     """Yield (scheme, options) of every way in which the weights may have been laid out."""
     found = False
-    for name, packing in _packings(made, wanted):
+    for name, packing in _possible_packings(made, wanted):
         found = True
         yield name, replace(options, packing=packing)
     if not found:
@@ -178,7 +179,7 @@ def _layouts(
         yield "", replace(options, choose=None)
 
 
-def _packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (scheme, encoder options) of the layouts that weights in several tensors may have."""
     packed = {view.encoding: view for view in made.values() if view.parts}
     # The record stays when a file is converted again: it may be of an earlier layout.
@@ -195,10 +196,10 @@ def _packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]
                 name,
                 {"blocksize": state.blocksize, "double_quantization": bool(state.nested_blocksize)},
             )
-        yield from ((scheme, SCHEMES[scheme].options) for scheme in _schemes(name))
+        yield from ((scheme, SCHEMES[scheme].options) for scheme in _schemes_of(name))
 
 
-def _alike(plan: Plan, made: Model) -> int:
+def _count_alike(plan: Plan, made: Model) -> int:
     """Return how many planned tensors have the name, shape and dtype of one of the file."""
     stored = made.source.tensors
     return sum(

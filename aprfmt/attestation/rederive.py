@@ -15,7 +15,7 @@ from aprfmt.conversion.encoding_choice import column_importances
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.run import CHUNK, WrittenTensor, decoded_pieces, encode_piece, output_chunks
 from aprfmt.errors import CodecError, ConversionError
-from aprfmt.measure.requantization import HOPELESS, Way, through
+from aprfmt.measure.requantization import HOPELESS, QuantRecipe, store_through
 from aprfmt.model import Model
 from aprfmt.quantizing.mixture import is_quantized
 
@@ -65,13 +65,13 @@ def rederive(
     weights done and weights in all.
     """
     stored = made.source.tensors
-    (first, groups), *others = [(recipe, _weights(recipe)) for recipe in recipes]
+    (first, groups), *others = [(recipe, _outputs_by_weight(recipe)) for recipe in recipes]
     ways = first.ways
     for done, (key, outputs) in enumerate(groups.items(), 1):
-        row = _weight(key, outputs, stored, replace(first, ways=ways))
+        row = _attest_weight(key, outputs, stored, replace(first, ways=ways))
         for recipe, known in others:
             if row.state != "reproduced" and key in known:
-                again = _weight(key, known[key], stored, recipe)
+                again = _attest_weight(key, known[key], stored, recipe)
                 row = again if again.state == "reproduced" else row
         ways = tuple(sorted(ways, key=lambda way: str(way) != row.how))  # what held once, first
         if progress is not None:
@@ -88,11 +88,11 @@ def rederive(
                 "",
                 "the base gives no such tensor",
                 name,
-                sha256=(_digest(tensor),),
+                sha256=(_tensor_digest(tensor),),
             )
 
 
-def _weights(recipe: Recipe) -> dict[str, list[Output]]:
+def _outputs_by_weight(recipe: Recipe) -> dict[str, list[Output]]:
     """Return the outputs of each weight by role or name: several where it is packed in parts."""
     assert recipe.plan is not None
     packed = {id(one.part.packed): one for one in recipe.plan.outputs if one.part and one.role}
@@ -104,7 +104,7 @@ def _weights(recipe: Recipe) -> dict[str, list[Output]]:
     return found
 
 
-def _weight(
+def _attest_weight(
     key: str, outputs: Sequence[Output], stored: Mapping[str, LazyTensor], recipe: Recipe
 ) -> TensorAttestation:
     """Return what became of one weight."""
@@ -125,15 +125,15 @@ def _weight(
             )
             continue
         try:
-            rows.append(_tensor(output, held, base, recipe))
+            rows.append(_attest_tensor(output, held, base, recipe))
         except (CodecError, ConversionError) as error:
             rows.append(replace(base, tensor=output.info.name, why=str(error)))
-    digests = tuple(_digest(stored[name]) for name in names)
+    digests = tuple(_tensor_digest(stored[name]) for name in names)
     worst = min(rows, key=lambda row: _WORST.index(row.state))
     return replace(worst, sha256=digests)
 
 
-def _tensor(
+def _attest_tensor(
     output: Output, held: LazyTensor, base: TensorAttestation, recipe: Recipe
 ) -> TensorAttestation:
     """Return whether one stored tensor is what the plan gives."""
@@ -153,7 +153,7 @@ def _tensor(
         return replace(base, state="not reproduced", tensor=name, why=why)
     searched = is_quantized(info.encoding)
     if output.copies or output.part is not None:
-        found = _compare(output_chunks(output, recipe.options, WrittenTensor()), held)
+        found = _first_difference(output_chunks(output, recipe.options, WrittenTensor()), held)
         how = "laid out anew" if output.made else "bytes of the base"
         if output.part is not None:
             how = recipe.type or base.encoding
@@ -161,16 +161,18 @@ def _tensor(
         why = f"made with the importance matrix {recipe.lacks}: give it with --imatrix"
         return replace(base, tensor=name, why=why)
     else:
-        found = _encoded(output, held, recipe, searched)
+        found = _least_difference(output, held, recipe, searched)
         how = found.how
         if found.byte < 0:
             found = None
     if found is None:
         return replace(base, state="reproduced", how=how)
-    return _differing(output, replace(base, how=how), found)
+    return _difference_row(output, replace(base, how=how), found)
 
 
-def _differing(output: Output, base: TensorAttestation, found: _Difference) -> TensorAttestation:
+def _difference_row(
+    output: Output, base: TensorAttestation, found: _Difference
+) -> TensorAttestation:
     """Return the row of a tensor of which a byte differs, with the block that it is in."""
     row, name = find_encoding(output.info.encoding), output.info.name
     columns = max(output.info.shape[-1], 1) if output.info.shape else 1
@@ -196,7 +198,7 @@ def _differing(output: Output, base: TensorAttestation, found: _Difference) -> T
     )
 
 
-def _compare(made: Iterator[memoryview], held: LazyTensor) -> _Difference | None:
+def _first_difference(made: Iterator[memoryview], held: LazyTensor) -> _Difference | None:
     """Return the first byte in which what is made differs from what is stored; None for none."""
     at, first = 0, None
     for chunk in made:
@@ -213,7 +215,9 @@ def _compare(made: Iterator[memoryview], held: LazyTensor) -> _Difference | None
     return None if first is None else _Difference(first)
 
 
-def _encoded(output: Output, held: LazyTensor, recipe: Recipe, searched: bool) -> _Difference:
+def _least_difference(
+    output: Output, held: LazyTensor, recipe: Recipe, searched: bool
+) -> _Difference:
     """Return the least that differs over all ways to encode the values; byte -1 for nothing.
 
     `searched`: of blocks, whose bytes depend on how the searches round.
@@ -233,7 +237,7 @@ def _encoded(output: Output, held: LazyTensor, recipe: Recipe, searched: bool) -
         at, first, differ, seen = 0, -1, 0, 0
         for piece in decoded_pieces(output, CHUNK):
             band = None if way.through else piece.band
-            values = piece.values if not way.through else _through(piece.values, way)
+            values = piece.values if not way.through else _store_through(piece.values, way)
             data, _ = encode_piece(
                 output, options, importance, piece._replace(values=values, band=band)
             )
@@ -256,11 +260,14 @@ def _encoded(output: Output, held: LazyTensor, recipe: Recipe, searched: bool) -
     return best
 
 
-def _through(values: Callable[[], "np.ndarray"], way: Way) -> "Callable[[], np.ndarray]":
-    return lambda: through(values(), way)
+def _store_through(
+    values: Callable[[], "np.ndarray"], way: QuantRecipe
+) -> "Callable[[], np.ndarray]":
+    """Return a function that gives values as they are after the recipe's float type."""
+    return lambda: store_through(values(), way)
 
 
-def _digest(tensor: LazyTensor) -> str:
+def _tensor_digest(tensor: LazyTensor) -> str:
     """Return SHA-256 of a tensor's stored bytes."""
     digest = hashlib.sha256(tensor.raw())
     tensor.drop()

@@ -30,14 +30,14 @@ def make_statement(base: Model, made: Model, found: Mapping[str, Any]) -> dict[s
     """
     return {
         "_type": TYPE,
-        "subject": _files(made),
+        "subject": _file_digests(made),
         "predicateType": PREDICATE,
         "predicate": {
             "tool": {"name": "aprfmt", "version": __version__, "quantizer": QUANTIZER_VERSION},
             "verdict": found["verdict"],
             "recipe": found["recipe"],
             "base": {
-                "files": _files(base),
+                "files": _file_digests(base),
                 "tensors": {row["key"]: row.get("decoded") for row in tensor_rows(base)},
             },
             "tensors": {
@@ -49,7 +49,8 @@ def make_statement(base: Model, made: Model, found: Mapping[str, Any]) -> dict[s
     }
 
 
-def _files(model: Model) -> list[dict[str, Any]]:
+def _file_digests(model: Model) -> list[dict[str, Any]]:
+    """Return the name and digest of every file of a model."""
     return [
         {"name": path.name, "digest": {"sha256": file_sha256(path)}} for path in model.source.files
     ]
@@ -93,33 +94,38 @@ def statement_faults(said: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
     old, new = said["predicate"], now["predicate"]
     if old.get("verdict") != "derived":
         yield f"the statement itself says {old.get('verdict')}"
-    if _digests(said["subject"]) != _digests(now["subject"]):
+    if _count_digests(said["subject"]) != _count_digests(now["subject"]):
         yield "the files are not those of the statement, by SHA-256"
-    if _matrix(old["recipe"]) != _matrix(new["recipe"]):
+    if _imatrix_of(old["recipe"]) != _imatrix_of(new["recipe"]):
         yield (
-            f"importance matrix {_matrix(new['recipe']) or 'none'}; the statement says "
-            f"{_matrix(old['recipe']) or 'none'}"
+            f"importance matrix {_imatrix_of(new['recipe']) or 'none'}; the statement says "
+            f"{_imatrix_of(old['recipe']) or 'none'}"
         )
-    yield from _apart("the base's values of", old["base"]["tensors"], new["base"]["tensors"])
+    yield from _changed_keys("the base's values of", old["base"]["tensors"], new["base"]["tensors"])
     for word, part in (("the stored bytes of", "sha256"), ("the state of", "state")):
-        yield from _apart(word, _column(old["tensors"], part), _column(new["tensors"], part))
+        yield from _changed_keys(
+            word, _part_column(old["tensors"], part), _part_column(new["tensors"], part)
+        )
 
 
-def _digests(subjects: Any) -> Counter[str]:
+def _count_digests(subjects: Any) -> Counter[str]:
+    """Return how often each digest stands among the subjects."""
     rows = [one.get("digest") for one in subjects if isinstance(one, Mapping)]
     return Counter(str(one.get("sha256")) for one in rows if isinstance(one, Mapping))
 
 
-def _matrix(recipe: Mapping[str, Any]) -> str:
+def _imatrix_of(recipe: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a recipe's importance matrix; empty without one."""
     matrix = recipe.get("imatrix")
     return str(matrix.get("sha256")) if isinstance(matrix, Mapping) else ""
 
 
-def _column(rows: Mapping[str, Any], part: str) -> dict[str, Any]:
+def _part_column(rows: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """Return one part of every row, by the row's name."""
     return {key: row.get(part) if isinstance(row, Mapping) else None for key, row in rows.items()}
 
 
-def _apart(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _changed_keys(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     """Yield which keys have another value, are new, or are gone."""
     for key in dict.fromkeys((*old, *new)):
         if key not in new:

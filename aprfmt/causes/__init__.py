@@ -19,7 +19,15 @@ from aprfmt.base.registry import Registry
 from aprfmt.causes.row import Cause
 from aprfmt.measure.verdicts import LEVELS
 
-__all__ = ["CAUSES", "JUDGED", "Cause", "describe", "hypotheses_of", "judged", "modules_of"]
+__all__ = [
+    "CAUSES",
+    "JUDGED",
+    "Cause",
+    "describe",
+    "hypotheses_of",
+    "judging_sentences",
+    "modules_of",
+]
 
 # "" is this folder. What imports least comes first: a name is looked for in this order.
 FOLDERS = ("", "tokenizer", "tensor", "training", "forward")
@@ -42,31 +50,33 @@ class CauseTable(Mapping[str, Cause]):
     @property
     def own(self) -> tuple[str, ...]:
         """The names of ours; looking at them reads no entry points."""
-        return _every().own
+        return _load_all_causes().own
 
     def __getitem__(self, name: str) -> Cause:
         """Return the row; raises AprfmtError with near names if it is unknown."""
         if name not in self._known:
-            row = _imported(name) or _every()[name]
+            row = _find_imported_cause(name) or _load_all_causes()[name]
             self._known[name] = row
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names, third parties' included."""
-        return iter(_every())
+        return iter(_load_all_causes())
 
     def __len__(self) -> int:
         """Return the number of causes, third parties' included."""
-        return len(_every())
+        return len(_load_all_causes())
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is a cause of this name."""
         if name in self._known:
             return True
-        return isinstance(name, str) and (_imported(name) is not None or name in _every())
+        return isinstance(name, str) and (
+            _find_imported_cause(name) is not None or name in _load_all_causes()
+        )
 
 
-def _imported(name: str) -> Cause | None:
+def _find_imported_cause(name: str) -> Cause | None:
     """Return a cause of the modules that are imported already, or of the next folder that is."""
     for load in (False, True):
         for folder in FOLDERS:
@@ -79,7 +89,7 @@ def _imported(name: str) -> Cause | None:
 
 
 @cache
-def _every() -> Registry[Cause]:
+def _load_all_causes() -> Registry[Cause]:
     """Return the table of all causes, with every module imported."""
     rows = [
         row
@@ -117,7 +127,7 @@ JUDGED: Mapping[str, str] = {
 }
 
 
-def judged(name: str) -> tuple[str, ...]:
+def judging_sentences(name: str) -> tuple[str, ...]:
     """Return what judges a cause of ours, a sentence for each folder that finds it."""
     if CAUSES[name].most == "located":
         return ("it is measured and never made again: located, not more",)

@@ -65,7 +65,7 @@ _SPELLED: Mapping[str, str] = {
 }
 
 
-def said(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
+def difference_sentence(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
     """Return a sentence about one differing hyperparameter, with both origins.
 
     For a dictionary (rope scaling) it names only the sub-keys that differ, and says which of them
@@ -75,8 +75,11 @@ def said(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
         parts = [
             f"{key}: A has {_value(row.a.get(name))}, B {_value(row.b.get(name))}"
             + f" ({key} is missing from B's configuration; a default stands in)"
-            * (_dropped(b, row.origin_b, name) and not _dropped(a, row.origin_a, name))
-            for name, key in _apart(row)
+            * (
+                _lacks_scaling_key(b, row.origin_b, name)
+                and not _lacks_scaling_key(a, row.origin_a, name)
+            )
+            for name, key in _differing_parts(row)
         ]
         return f"{row.name}: {', '.join(parts)}"
     return (
@@ -85,21 +88,21 @@ def said(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
     )
 
 
-def sub_keys(row: FieldDiff) -> tuple[str, ...]:
+def differing_sub_keys(row: FieldDiff) -> tuple[str, ...]:
     """Return `NAME.KEY` of each sub-key of a scaling that differs; () for any other value."""
     if not isinstance(row.a, Mapping) or not isinstance(row.b, Mapping):
         return ()
-    return tuple(f"{row.name}.{key}" for _, key in _apart(row))
+    return tuple(f"{row.name}.{key}" for _, key in _differing_parts(row))
 
 
-def _apart(row: FieldDiff) -> list[tuple[str, str]]:
+def _differing_parts(row: FieldDiff) -> list[tuple[str, str]]:
     """Return the differing parts of two scalings: name in normal form, key of config.json."""
     assert isinstance(row.a, Mapping) and isinstance(row.b, Mapping)
     names = dict.fromkeys((*row.a, *row.b))
     return [(n, _SPELLED.get(n, n)) for n in names if row.a.get(n) != row.b.get(n)]
 
 
-def _dropped(model: Model | None, origin: str, name: str) -> bool:
+def _lacks_scaling_key(model: Model | None, origin: str, name: str) -> bool:
     """Say whether a configuration has the scaling, and no key for this part of it."""
     if model is None:
         return False
@@ -116,7 +119,7 @@ def _value(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def shown_tensors(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ...]:
+def tensors_of_hyperparameter(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ...]:
     """Return the keys of tensors that exist on one side only because of a hyperparameter."""
     roles = SHOWN_BY.get(name, ())
     return tuple(
@@ -127,7 +130,7 @@ def shown_tensors(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ..
     )
 
 
-def tensors_say(model: Model, label: str) -> Iterator[str]:
+def contradiction_sentences(model: Model, label: str) -> Iterator[str]:
     """Yield a sentence for each hyperparameter whose tensors contradict the model's keys."""
     for conflict in model.resolution.report.conflicts:
         yield f"{label}: {conflict}"

@@ -14,7 +14,7 @@ from aprfmt.base.outcome import check
 from aprfmt.checks.records import Answer, Finding, Measure, NotRun, Result, Validation
 from aprfmt.checks.table import SECOND_READER, CheckRow, file_checks
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
-from aprfmt.model import Model, open_model, recognised
+from aprfmt.model import Model, open_model, recognize_format
 from aprfmt.remote.paths import parse_location
 
 __all__ = [
@@ -78,7 +78,7 @@ def _unreadable(path: Path, error: FormatError, strict: bool, second_reader: boo
     from aprfmt.checks.check_runner import error_finding, make_answer
 
     try:
-        kind = recognised(path)
+        kind = recognize_format(path)
     except AprfmtError:
         raise error from None
     first, *others = file_checks(second_reader=second_reader)

@@ -11,11 +11,11 @@ from aprfmt.checks.file.value_pass import Progress, TensorScan, scan_values
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
-from aprfmt.model.ledger import Item, Ledger, NotCompared, accepted, ledger
+from aprfmt.model.ledger import Item, Ledger, NotCompared, acceptance_predicate, ledger
 from aprfmt.model.resolve import Resolution, find_spec
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
-from aprfmt.tokenizer.stated import Stated, stated
+from aprfmt.tokenizer.stated import StatedTokenizer, stated_tokenizer
 
 
 @dataclass
@@ -47,7 +47,7 @@ class CheckContext:
     @cached_property
     def unread(self) -> tuple[Item, ...]:
         """The items that no table lists, less those that are accepted."""
-        taken = accepted(self.accept)
+        taken = acceptance_predicate(self.accept)
         return tuple(
             item
             for item in self.ledger.unread
@@ -72,9 +72,9 @@ class CheckContext:
             raise NotRun(f"the file does not fit {name}; see the check architecture") from error
 
     @cached_property
-    def stated(self) -> Stated | None:
+    def stated(self) -> StatedTokenizer | None:
         """The tokenizer as the format's readers take it; AprfmtError where it cannot be read."""
-        return stated(self.model)
+        return stated_tokenizer(self.model)
 
     @cached_property
     def carried(self) -> Carried:

@@ -14,14 +14,14 @@ from aprfmt.model.ledger import (
     Ledger,
     NotCompared,
     Pronounced,
-    Words,
+    VerdictWords,
     ledger,
     pronounce,
 )
 
 if TYPE_CHECKING:
     from aprfmt.checks.file.second_reader import SecondReading
-    from aprfmt.inference.device import Choice
+    from aprfmt.inference.device import DeviceChoice
     from aprfmt.model import Model
 
 SHOWN = 100  # findings kept for one check: a damaged file can have one a tensor
@@ -178,7 +178,7 @@ class NamedFinding:
     finding: Finding
 
 
-_WORDS = Words("PASS", "FAIL", "NOT-RUN")
+_WORDS = VerdictWords("PASS", "FAIL", "NOT-RUN")
 
 
 def outcome_counts(counts: Mapping[str, int]) -> str:
@@ -288,7 +288,7 @@ class QaReport(CheckReport):
     `choice` says what was asked for, what ran and why; `backend` is what it says of itself.
     """
 
-    choice: "Choice"
+    choice: "DeviceChoice"
     min_run: int = 0
     backend: Mapping[str, Any] = field(default_factory=dict)
     ledger: Ledger | None = None

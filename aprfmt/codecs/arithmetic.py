@@ -33,14 +33,14 @@ def fma(a: Any, b: Any, c: Any) -> F32:
     product = np.multiply(a, b, dtype=np.float64)
     total = np.asarray(product + c)
     result: F32 = np.asarray(total.astype(np.float32))
-    doubtful = _doubtful(total)
+    doubtful = _are_ties(total)
     if doubtful.any():
         addend = np.broadcast_to(np.asarray(c, np.float64), total.shape)[doubtful]
-        result[doubtful] = _to_odd(np.broadcast_to(product, total.shape)[doubtful], addend)
+        result[doubtful] = _round_to_odd(np.broadcast_to(product, total.shape)[doubtful], addend)
     return result
 
 
-def _doubtful(total: F64) -> npt.NDArray[np.bool_]:
+def _are_ties(total: F64) -> npt.NDArray[np.bool_]:
     """Say which float64 sums are a tie of float32, normal or subnormal."""
     doubtful = (total.view(np.uint64) & _LOW_BITS) == _TIE
     small = np.abs(total) < _SMALLEST_NORMAL
@@ -50,7 +50,7 @@ def _doubtful(total: F64) -> npt.NDArray[np.bool_]:
     return result
 
 
-def _error(a: Any, b: Any) -> F64:
+def _rounding_error(a: Any, b: Any) -> F64:
     """Return what float64 a + b lacks: a + b == (a + b rounded) + error, exactly (Knuth)."""
     total = a + b
     virtual = total - a
@@ -58,9 +58,9 @@ def _error(a: Any, b: Any) -> F64:
     return error
 
 
-def _to_odd(a: F64, b: F64) -> F32:
+def _round_to_odd(a: F64, b: F64) -> F32:
     """Return a + b rounded to float64 towards the odd neighbour, then to float32."""
-    total, error = a + b, _error(a, b)
+    total, error = a + b, _rounding_error(a, b)
     bits = total.view(np.int64)
     inexact = (error != 0) & ((bits & 1) == 0) & np.isfinite(total)
     # The even neighbour was chosen: step towards the true value, to the odd one.
@@ -89,10 +89,10 @@ def sum_of_products(a: F32, b: F32, fused: bool, start: F32 | None = None) -> F3
     for index in range(len(product)):
         np.add(product[index], total, out=totals[index])
         total = totals[index].astype(np.float32)
-    at, column = np.nonzero(_doubtful(totals))
+    at, column = np.nonzero(_are_ties(totals))
     if at.size:
         before = np.where(at > 0, totals[at - 1, column].astype(np.float32), initial[column])
-        again = np.unique(column[_error(product[at, column], before) != 0])
+        again = np.unique(column[_rounding_error(product[at, column], before) != 0])
         if again.size:
             total[again] = initial[again]
             for index in range(len(product)):
@@ -117,15 +117,16 @@ def row_mean_square(rows: F32, fused: bool) -> F32:
 
 def nearest_int(x: F32) -> I32:
     """Return ggml's nearest_int: ties to even within +-2**22, and its exact bits outside of it."""
-    return _from_magic(x + MAGIC)
+    return _from_magic_number(x + MAGIC)
 
 
 def nearest_product(a: Any, b: Any, fused: bool) -> I32:
     """Return nearest_int(a * b)."""
-    return _from_magic(multiply_add(a, b, MAGIC, fused))
+    return _from_magic_number(multiply_add(a, b, MAGIC, fused))
 
 
-def _from_magic(x: F32) -> I32:
+def _from_magic_number(x: F32) -> I32:
+    """Return the integer in the low bits of x + 1.5 * 2**23, as ggml reads it."""
     result: I32 = x.view(np.int32) & 0x007FFFFF
     result -= 0x00400000
     return result

@@ -17,7 +17,7 @@ from typing import Any
 
 from aprfmt.base.bounded_regex import matches_start
 from aprfmt.codecs.dialect import Config
-from aprfmt.codecs.scope import Scope, table
+from aprfmt.codecs.scope import Scope, section_mapping
 from aprfmt.errors import UnsupportedError
 
 _LEFT = 16  # bits: what is not quantized
@@ -30,7 +30,7 @@ _FLOATS: Mapping[tuple[str, int], str] = {
 }  # fmt: skip
 
 
-def _rewritten(said: Mapping[str, Any]) -> Config | None:
+def _rewrite_section(said: Mapping[str, Any]) -> Config | None:
     """Return a section of the method whose packing is named; None for a layer left unquantized."""
     bits = said.get("bits")
     if isinstance(bits, int) and bits >= _LEFT:
@@ -59,24 +59,26 @@ def _rewritten(said: Mapping[str, Any]) -> Config | None:
     }
 
 
-def _at(section: Config, module: str) -> Config | None:
-    extra = table(section, "extra_config")
+def _section_at(section: Config, module: str) -> Config | None:
+    """Return what a section says of one module; None where it is left as it is."""
+    extra = section_mapping(section, "extra_config")
     own = extra.get(module)
     if own is None:
         patterns = (name for name in extra if _PATTERN & set(name))
         found = next((name for name in patterns if matches_start(name, module)), None)
         own = extra[found] if found is not None else None
-    return _rewritten({**section, **own} if isinstance(own, Mapping) else section)
+    return _rewrite_section({**section, **own} if isinstance(own, Mapping) else section)
 
 
-def _every(section: Config) -> Sequence[Config]:
-    rows = table(section, "extra_config").values()
-    own = [_rewritten({**section, **row}) for row in rows if isinstance(row, Mapping)]
+def _all_sections(section: Config) -> Sequence[Config]:
+    """Return all sections that some module may have."""
+    rows = section_mapping(section, "extra_config").values()
+    own = [_rewrite_section({**section, **row}) for row in rows if isinstance(row, Mapping)]
     found: list[Config] = []
-    for one in (_rewritten(section), *own):
+    for one in (_rewrite_section(section), *own):
         if one is not None and one not in found:
             found.append(one)
     return found
 
 
-SCOPE = Scope(_at, _every)
+SCOPE = Scope(_section_at, _all_sections)

@@ -17,10 +17,10 @@ from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,
-    fact,
-    fits,
-    need,
-    numbers,
+    check_shape,
+    config_integer,
+    part_numbers,
+    required_part,
     whole_numbers,
     words_of,
 )
@@ -33,18 +33,20 @@ _FLOAT = ("F16", "BF16", "F32")
 _NUMBERS = np.arange(16, dtype=np.float32)
 
 
-def _recognises(config: Config) -> bool:
+def _recognizes(config: Config) -> bool:
+    """Return whether a quantization section names this method."""
     return config.get("quant_method") == "awq"
 
 
-def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
-    fact(NAME, config, "bits", (4,))
+def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
+    """Return the shape of the weight that these parts store."""
+    config_integer(NAME, config, "bits", (4,))
     layout = str(config.get("version", "gemm")).lower()
     if layout != "gemm":
         raise UnsupportedError(
             f"{NAME}: the layout {layout!r} is not one we decode; convert the model to 'gemm'"
         )
-    shape = need(NAME, parts, ".qweight").shape
+    shape = required_part(NAME, parts, ".qweight").shape
     if len(shape) != 2:
         raise CodecError(f"{NAME}: part '.qweight' has shape {list(shape)}, expected [in, out/8]")
     return shape[1] * 8, shape[0]
@@ -55,16 +57,20 @@ def zeros_of(
 ) -> tuple[F32, int]:
     """Return the zero points [outputs, groups] beside scales [groups, outputs]; inputs a group."""
     size = config.get("group_size")
-    size = fact(NAME, {"group_size": inputs if size == -1 else size}, "group_size", GROUP_SIZES)
+    size = config_integer(
+        NAME, {"group_size": inputs if size == -1 else size}, "group_size", GROUP_SIZES
+    )
     if inputs % size:
         raise CodecError(
             f"{NAME}: config says group_size {size}, part '.qweight' has {inputs} inputs; expected "
             "whole groups"
         )
     groups = inputs // size
-    fits(f"{NAME}: config says group_size {size}", ".scales", scales.shape, (groups, outputs))
+    check_shape(
+        f"{NAME}: config says group_size {size}", ".scales", scales.shape, (groups, outputs)
+    )
     qzeros = words_of(NAME, parts, ".qzeros", _INT)
-    fits(NAME, ".qzeros", qzeros.shape, (groups, outputs // 8))
+    check_shape(NAME, ".qzeros", qzeros.shape, (groups, outputs // 8))
     return LaidOut((outputs, groups), codes_of(qzeros), _NUMBERS, (1, groups)).decode(), size
 
 
@@ -73,9 +79,10 @@ def codes_of(words: Array) -> LaidCodes:
     return LaidCodes(4, "awq", words[None])
 
 
-def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return where a weight's codes lie, and the numbers beside them."""
     outputs, inputs = shape
-    scale = numbers(NAME, parts, ".scales", _FLOAT)
+    scale = part_numbers(NAME, parts, ".scales", _FLOAT)
     zeros, size = zeros_of(parts, config, outputs, inputs, scale)
     packed = words_of(NAME, parts, ".qweight", _INT)
     scaled = GroupNumbers(scale.T[None]), GroupNumbers(zeros[None])
@@ -89,8 +96,8 @@ DIALECT = Dialect(
     parts=(".qzeros", ".scales"),
     optional=(),
     facts=("bits", "group_size", "version"),
-    recognises=_recognises,
-    shape_of=_shape_of,
-    laid_out=_laid_out,
+    recognises=_recognizes,
+    shape_of=_weight_shape,
+    laid_out=_lay_out,
     codes=lambda parts, config: whole_numbers(4),
 )

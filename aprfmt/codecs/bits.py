@@ -56,15 +56,15 @@ def pairs_to_halves(qs: U8) -> U8:
     """
     words = np.ascontiguousarray(qs).view("<u4").reshape(len(qs), 2, -1)
     spread = words[:, 0].astype("<u8")
-    _apart(spread)
+    _spread_nibbles(spread)
     second = words[:, 1].astype("<u8")
-    _apart(second)
+    _spread_nibbles(second)
     second <<= np.uint64(4)
     spread |= second
     return spread.view(np.uint8)
 
 
-def _apart(words: Codes) -> None:
+def _spread_nibbles(words: Codes) -> None:
     """Spread the eight nibbles in the low half of every word over its eight bytes, in place."""
     moved = np.empty_like(words)
     for shift, mask in ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F)):
@@ -83,12 +83,12 @@ def halves_to_pairs(qs: U8) -> U8:
     for half, shift in enumerate((0, 4)):
         held = words >> np.uint64(shift)
         held &= np.uint64(0x0F0F0F0F0F0F0F0F)
-        _together(held)
+        _gather_nibbles(held)
         made[:, half] = held
     return made.view(np.uint8).reshape(len(qs), -1)
 
 
-def _together(words: Codes) -> None:
+def _gather_nibbles(words: Codes) -> None:
     """Gather the low nibbles of the eight bytes of every word in its low half, in place."""
     moved = np.empty_like(words)
     for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):

@@ -165,7 +165,7 @@ class Bnb4Codec(Codec):
         return {
             **raw,
             "": memoryview(raw[""])[start // 2 : -(-stop // 2)],
-            **quant_state.cut(self.name, raw, start, stop),
+            **quant_state.cut_companions(self.name, raw, start, stop),
         }
 
     def with_options(self, **options: Any) -> "Bnb4Codec":

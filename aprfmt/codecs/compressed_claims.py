@@ -6,7 +6,7 @@ Source: compressed-tensors 0.20, quantization/quant_args.py.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aprfmt.codecs.dialect import GROUP_SIZES, fact
+from aprfmt.codecs.dialect import GROUP_SIZES, config_integer
 from aprfmt.errors import CodecError
 
 NAME = "compressed-tensors"
@@ -14,14 +14,14 @@ GROUPED = ("group", "tensor_group")  # for groups of inputs, the second under a 
 STRATEGIES = ("tensor", "channel", *GROUPED, "block")  # of weights; "token" is of activations
 
 
-def agree(weights: Mapping[str, Any], where: str, **holds: Any) -> None:
+def check_claims(weights: Mapping[str, Any], where: str, **holds: Any) -> None:
     """Raise CodecError where the arguments of the weight state another thing than it holds."""
     for key, value in holds.items():
         if weights.get(key) not in (None, value):
             raise CodecError(f"{NAME}: config says {key} {weights[key]!r}, {where} has {value!r}")
 
 
-def strategy_of(
+def scale_strategy(
     weights: Mapping[str, Any], scale: Sequence[int], allowed: Sequence[str] = STRATEGIES
 ) -> str | None:
     """Return what scales stand for, None where that is not stated.
@@ -48,5 +48,5 @@ def scale_shapes(
         return [(*shape[:-1], 1), shape[:-1]]
     if strategy != "group" or size is None:
         return []
-    size = fact(NAME, weights, "group_size", GROUP_SIZES)
+    size = config_integer(NAME, weights, "group_size", GROUP_SIZES)
     return [(*shape[:-1], -(-shape[-1] // size))]

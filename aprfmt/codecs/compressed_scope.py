@@ -12,7 +12,7 @@ from typing import Any
 
 from aprfmt.base.bounded_regex import matches_start
 from aprfmt.codecs.dialect import Config
-from aprfmt.codecs.scope import Scope, names, table
+from aprfmt.codecs.scope import Scope, section_mapping, section_names
 from aprfmt.errors import CodecError
 
 MIXED = "mixed-precision"
@@ -40,7 +40,7 @@ def _is_class(target: str, module: str) -> bool:
 def groups_of(section: Config) -> dict[str, Mapping[str, Any]]:
     """Return the groups that quantize weights, by name."""
     found = {}
-    for name, group in table(section, "config_groups").items():
+    for name, group in section_mapping(section, "config_groups").items():
         if not isinstance(group, Mapping):
             raise CodecError(f"config says config_groups {name!r} {group!r}, expected a group")
         if isinstance(group.get("weights"), Mapping):
@@ -50,7 +50,9 @@ def groups_of(section: Config) -> dict[str, Mapping[str, Any]]:
 
 def _group_at(groups: Mapping[str, Mapping[str, Any]], module: str) -> str | None:
     """Return the name of the group whose target fits a module best."""
-    wanted = {target: name for name, group in groups.items() for target in names(group, "targets")}
+    wanted = {
+        target: name for name, group in groups.items() for target in section_names(group, "targets")
+    }
     ordered = sorted(wanted, key=lambda target: (PATTERN in target, target))
     for fits in (is_named, _is_class):
         found = next((target for target in ordered if fits(target, module)), None)
@@ -59,32 +61,34 @@ def _group_at(groups: Mapping[str, Mapping[str, Any]], module: str) -> str | Non
     return None
 
 
-def _narrowed(section: Config, name: str, group: Mapping[str, Any]) -> Config:
+def _section_of_group(section: Config, name: str, group: Mapping[str, Any]) -> Config:
     """Return a section with one group, whose format is the section's unless it has its own."""
     own = group.get("format")
     form = own if isinstance(own, str) and own else section.get("format")
     return {**section, "format": form, "config_groups": {name: group}}
 
 
-def _at(section: Config, module: str) -> Config | None:
+def _section_at(section: Config, module: str) -> Config | None:
+    """Return what a section says of one module; None where it is left as it is."""
     if any(
         is_named(name, module) or (name == _EMBEDDING and _is_class(name, module))
-        for name in names(section, "ignore")
+        for name in section_names(section, "ignore")
     ):
         return None
     groups = groups_of(section)
     if len(groups) < 2 and section.get("format") != MIXED:
         return section  # there is but one statement, be it for whatever is packed
     name = _group_at(groups, module)
-    found = None if name is None else _narrowed(section, name, groups[name])
+    found = None if name is None else _section_of_group(section, name, groups[name])
     return None if found is None or found["format"] == DENSE else found
 
 
-def _every(section: Config) -> Sequence[Config]:
+def _all_sections(section: Config) -> Sequence[Config]:
+    """Return all sections that some module may have."""
     groups = groups_of(section)
     if len(groups) < 2 and section.get("format") != MIXED:
         return [section]
-    return [_narrowed(section, name, group) for name, group in groups.items()]
+    return [_section_of_group(section, name, group) for name, group in groups.items()]
 
 
-SCOPE = Scope(_at, _every)
+SCOPE = Scope(_section_at, _all_sections)

@@ -24,18 +24,24 @@ import numpy as np
 
 from aprfmt.codecs import f4, f6, fp8
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.compressed_claims import GROUPED, NAME, agree, scale_shapes, strategy_of
+from aprfmt.codecs.compressed_claims import (
+    GROUPED,
+    NAME,
+    check_claims,
+    scale_shapes,
+    scale_strategy,
+)
 from aprfmt.codecs.dialect import (
     CodeTable,
     Config,
     Dialect,
     Parts,
-    array,
-    fact,
-    fits,
-    need,
-    numbers,
+    check_shape,
+    config_integer,
+    part_array,
+    part_numbers,
     raw_of,
+    required_part,
     scale_numbers,
     scales,
     whole_numbers,
@@ -46,11 +52,11 @@ from aprfmt.codecs.laid_out import (
     LaidCodes,
     LaidOut,
     Tile,
+    as_matrices,
     codes_of,
     grid_of,
-    matrices,
-    on_tile,
-    turned,
+    spread_on_tiles,
+    transpose_numbers,
 )
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError, UnsupportedError
@@ -71,7 +77,8 @@ _STORED: Mapping[str, tuple[str, ...]] = {"int": ("I8",), "float": tuple(_FP8)} 
 _PLAIN_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 
 
-def _format(config: Config) -> str:
+def _format_of(config: Config) -> str:
+    """Return the format that a section names."""
     return str(config.get("format")) if config.get("quant_method") == NAME else ""
 
 
@@ -94,8 +101,9 @@ def weights_of(config: Config) -> Mapping[str, Any]:
     return found[0]
 
 
-def _matrix(parts: Parts, suffix: str) -> tuple[int, ...]:
-    shape = need(NAME, parts, suffix).shape
+def _matrix_shape(parts: Parts, suffix: str) -> tuple[int, ...]:
+    """Return the shape of a part that is a matrix, or one an expert."""
+    shape = required_part(NAME, parts, suffix).shape
     if len(shape) < 2:
         raise CodecError(f"{NAME}: part {suffix!r} has shape {list(shape)}, expected [out, in]")
     return shape
@@ -116,14 +124,14 @@ def tiles_of(
         if not isinstance(size, list | tuple) or [type(n) for n in size] != [int, int]:
             raise CodecError(f"{NAME}: config says block_structure {size!r}, expected two numbers")
         tile = (max(1, size[0]), max(1, size[1]))
-        fits(NAME, part, values.shape, (*shape[:-2], *grid_of(shape, tile)))
+        check_shape(NAME, part, values.shape, (*shape[:-2], *grid_of(shape, tile)))
     else:
-        values = _by_group(values, shape, part)
+        values = _numbers_by_group(values, shape, part)
         tile = (1, shape[-1] // values.shape[-1])
-    return matrices(values, shape, grid_of(shape, tile)), tile
+    return as_matrices(values, shape, grid_of(shape, tile)), tile
 
 
-def _laid(
+def _lay_out_codes(
     shape: tuple[int, ...],
     codes: LaidCodes,
     values: F32,
@@ -137,13 +145,18 @@ def _laid(
         return LaidOut(shape, codes, values, tile, scale._replace(held=held))
     zeros, other = tiles_of(zero, shape, weights, _ZERO)
     finer = (math.gcd(tile[0], other[0]), math.gcd(tile[1], other[1]))
-    scale = scale._replace(held=on_tile(held, tile, finer, shape))
+    scale = scale._replace(held=spread_on_tiles(held, tile, finer, shape))
     return LaidOut(
-        shape, codes, values, finer, scale, GroupNumbers(on_tile(zeros, other, finer, shape))
+        shape,
+        codes,
+        values,
+        finer,
+        scale,
+        GroupNumbers(spread_on_tiles(zeros, other, finer, shape)),
     )
 
 
-def _by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
+def _numbers_by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
     """Return scales or zero points [..., out, groups]; CodecError where they are no such grid."""
     if values.size == 1:
         return values.reshape((1,) * len(shape))
@@ -155,19 +168,19 @@ def _by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
             f"{NAME}: part {part!r} has shape {list(values.shape)}, which is no row, channel or "
             f"group of {list(shape)}"
         )
-    fits(NAME, part, values.shape, (*shape[:-1], groups))
+    check_shape(NAME, part, values.shape, (*shape[:-1], groups))
     return values
 
 
-def _check(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> None:
+def _check_parts(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> None:
     """Raise CodecError unless scales and zero points are what the arguments of the weight ask for.
 
     Scales of all, of a row or of groups of the stated size; zero points where it is not symmetric.
     """
     if weights.get("symmetric") is False:
-        need(f"{NAME}: config says symmetric false", parts, _ZERO)
-    found = need(NAME, parts, SCALE).shape
-    strategy = strategy_of(weights, found)
+        required_part(f"{NAME}: config says symmetric false", parts, _ZERO)
+    found = required_part(NAME, parts, SCALE).shape
+    strategy = scale_strategy(weights, found)
     allowed = scale_shapes(shape, weights, strategy)
     if allowed and found not in allowed:
         key = "group_size" if strategy == "group" else "strategy"
@@ -177,36 +190,37 @@ def _check(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> 
         )
 
 
-def _shape_of_packed(parts: Parts, config: Config) -> tuple[int, ...]:
-    stored = array(NAME, parts, _SHAPE, ("I64", "I32"))
+def _packed_shape(parts: Parts, config: Config) -> tuple[int, ...]:
+    """Return the shape of a weight of packed integers."""
+    stored = part_array(NAME, parts, _SHAPE, ("I64", "I32"))
     shape = tuple(int(n) for n in stored.reshape(-1))
-    packed = _matrix(parts, _PACKED)
-    bits = fact(NAME, weights_of(config), "num_bits", range(1, 9))
-    agree(weights_of(config), f"part {_PACKED!r}", type="int")
+    packed = _matrix_shape(parts, _PACKED)
+    bits = config_integer(NAME, weights_of(config), "num_bits", range(1, 9))
+    check_claims(weights_of(config), f"part {_PACKED!r}", type="int")
     if len(shape) != len(packed) or min(shape) < 0:
         raise CodecError(
             f"{NAME}: part {_SHAPE!r} says {list(shape)}, expected {len(packed)} sizes"
         )
     said = f"{NAME}: config says num_bits {bits}"
-    fits(said, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
-    _check(shape, parts, weights_of(config))
+    check_shape(said, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
+    _check_parts(shape, parts, weights_of(config))
     return shape
 
 
-def _zeros(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) -> F32 | None:
+def _zero_points(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) -> F32 | None:
     """Return zero points as float32, counted from the middle of the codes; None without any."""
     if _ZERO not in parts:
         return None
     rows, groups = shape[-2], scale.shape[-1] if scale.ndim > 1 else 1
-    stored = array(NAME, parts, _ZERO, ("I32", "I8"))
+    stored = part_array(NAME, parts, _ZERO, ("I32", "I8"))
     if stored.dtype == np.int32:  # packed along the outputs
-        fits(NAME, _ZERO, stored.shape, (*shape[:-2], -(-rows * bits // 32), groups))
+        check_shape(NAME, _ZERO, stored.shape, (*shape[:-2], -(-rows * bits // 32), groups))
         held = stored.view(np.uint32).reshape(-1, *stored.shape[-2:])
         values = np.arange(1 << bits, dtype=np.float32) - np.float32(1 << bits - 1)
         full = (*shape[:-2], groups, rows)
         along = LaidOut(full, LaidCodes(bits, "columns", held), values, (1, rows))
         every = along.decode().reshape(-1, groups, rows)
-        return np.stack([turned(one) for one in every]).reshape(*shape[:-1], groups)
+        return np.stack([transpose_numbers(one) for one in every]).reshape(*shape[:-1], groups)
     return stored.astype(np.float32)
 
 
@@ -216,13 +230,13 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
     Raises CodecError for scales of tiles, and for inputs that are not in their order.
     """
     weights = weights_of(config)
-    bits = fact(NAME, weights, "num_bits", range(1, 9))
-    scale = numbers(NAME, parts, SCALE, _FLOAT)
+    bits = config_integer(NAME, weights, "num_bits", range(1, 9))
+    scale = part_numbers(NAME, parts, SCALE, _FLOAT)
     if weights.get("strategy") == "block":
         raise CodecError("its scales are those of tiles")
-    _by_group(scale, shape, SCALE)
-    index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else np.empty(0)
-    zero = _zeros(parts, shape, bits, scale)
+    _numbers_by_group(scale, shape, SCALE)
+    index = part_array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else np.empty(0)
+    zero = _zero_points(parts, shape, bits, scale)
     groups = scale.shape[-1] if scale.ndim == len(shape) and scale.size > 1 else 1
     if index.size and index.min() >= 0:
         size = shape[-1] // groups
@@ -230,9 +244,9 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
             raise CodecError(f"its inputs are grouped in another order ({_INDEX[1:]})")
     full = (*shape[:-1], groups)
     if zero is not None:
-        held = _by_group(zero, shape, _ZERO)
+        held = _numbers_by_group(zero, shape, _ZERO)
         if groups % held.shape[-1]:
-            fits(NAME, _ZERO, held.shape, full)
+            check_shape(NAME, _ZERO, held.shape, full)
         zero = np.broadcast_to(np.repeat(held, groups // held.shape[-1], axis=-1), full)
     if scale.size == 1 or scale.shape == shape[:-1]:
         return np.broadcast_to(
@@ -241,9 +255,9 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
     return scale, zero
 
 
-def micro_of(config: Config) -> tuple[MinifloatCodec, int, MinifloatCodec | None]:
+def micro_formats(config: Config) -> tuple[MinifloatCodec, int, MinifloatCodec | None]:
     """Return what the codes of a packed float format are, inputs a group, and what scales are."""
-    return _MICRO[_format(config)]
+    return _MICRO[_format_of(config)]
 
 
 def global_scale(parts: Parts) -> F32:
@@ -254,55 +268,58 @@ def global_scale(parts: Parts) -> F32:
     return whole.reshape(-1)
 
 
-def _packed_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out_packed(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return where packed integers lie, and the numbers beside them."""
     weights = weights_of(config)
-    bits = fact(NAME, weights, "num_bits", range(1, 9))
+    bits = config_integer(NAME, weights, "num_bits", range(1, 9))
     words = words_of(NAME, parts, _PACKED, ("I32",))
     codes = LaidCodes(
         bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], 4 * words.shape[-1])
     )
     values = np.arange(1 << bits, dtype=np.float32) - np.float32(1 << bits - 1)
-    scale = numbers(NAME, parts, SCALE, _FLOAT)
-    zero = _zeros(parts, shape, bits, scale)
-    index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else None
+    scale = part_numbers(NAME, parts, SCALE, _FLOAT)
+    zero = _zero_points(parts, shape, bits, scale)
+    index = part_array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else None
     if index is None or not index.size or index.min() < 0:
-        return _laid(shape, codes, values, GroupNumbers(scale), zero, weights)
-    fits(NAME, _INDEX, index.shape, shape[-1:])
+        return _lay_out_codes(shape, codes, values, GroupNumbers(scale), zero, weights)
+    check_shape(NAME, _INDEX, index.shape, shape[-1:])
     if scale.ndim != len(shape) or index.max() >= scale.shape[-1]:
         raise CodecError(f"{NAME}: part {_INDEX!r} names group {index.max()}, which has no scale")
-    fits(NAME, SCALE, scale.shape[:-1], shape[:-1])
+    check_shape(NAME, SCALE, scale.shape[:-1], shape[:-1])
     if zero is not None:
-        fits(NAME, _ZERO, zero.shape, scale.shape)
+        check_shape(NAME, _ZERO, zero.shape, scale.shape)
     by_matrix = GroupNumbers(scale.reshape(-1, *scale.shape[-2:]))
     zeros = None if zero is None else GroupNumbers(zero.reshape(-1, *zero.shape[-2:]))
     return LaidOut(shape, codes, values, (1, 1), by_matrix, zeros, group=index)
 
 
-def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
-    codes, size, _ = _MICRO[_format(config)]
-    shape = _matrix(parts, _PACKED)
+def _micro_shape(parts: Parts, config: Config) -> tuple[int, ...]:
+    """Return the shape of a weight of packed floats."""
+    codes, size, _ = _MICRO[_format_of(config)]
+    shape = _matrix_shape(parts, _PACKED)
     if parts[_PACKED].encoding != "U8":
         raise CodecError(
-            f"{NAME}: config says {_format(config)}, part {_PACKED!r} is "
+            f"{NAME}: config says {_format_of(config)}, part {_PACKED!r} is "
             f"{parts[_PACKED].encoding}, expected U8"
         )
     if shape[-1] % codes.type_size:
         raise CodecError(f"{NAME}: rows of {shape[-1]} bytes are no whole {codes.name} blocks")
     found = (*shape[:-1], shape[-1] // codes.type_size * codes.block_size)
-    scale = need(NAME, parts, SCALE).shape
-    said = f"{NAME}: config says format {_format(config)!r}"
-    fits(said, SCALE, scale, (*found[:-1], -(-found[-1] // size)))
-    if _format(config) == _NVFP4:
-        need(NAME, parts, _GLOBAL)
+    scale = required_part(NAME, parts, SCALE).shape
+    said = f"{NAME}: config says format {_format_of(config)!r}"
+    check_shape(said, SCALE, scale, (*found[:-1], -(-found[-1] // size)))
+    if _format_of(config) == _NVFP4:
+        required_part(NAME, parts, _GLOBAL)
     if config.get("config_groups"):
-        where, bits = f"format {_format(config)!r}", codes.kind.bits
-        strategy_of(weights_of(config), scale, GROUPED)
-        agree(weights_of(config), where, num_bits=bits, type="float", group_size=size)
+        where, bits = f"format {_format_of(config)!r}", codes.kind.bits
+        scale_strategy(weights_of(config), scale, GROUPED)
+        check_claims(weights_of(config), where, num_bits=bits, type="float", group_size=size)
     return found
 
 
-def _micro_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    kind, size, exponents = _MICRO[_format(config)]
+def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return where packed floats lie, and the numbers beside them."""
+    kind, size, exponents = _MICRO[_format_of(config)]
     raw = raw_of(NAME, parts, _PACKED, ("U8",))
     codes, values = codes_of(raw, kind.kind.bits, shape, kind.values)
     if exponents is None:
@@ -315,13 +332,14 @@ def _micro_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> Lai
         )
     else:
         scale = scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0"))
-    fits(NAME, SCALE, scale.held.shape, (*shape[:-1], shape[-1] // size))
-    held = matrices(scale.held, shape, grid_of(shape, (1, size)))
+    check_shape(NAME, SCALE, scale.held.shape, (*shape[:-1], shape[-1] // size))
+    held = as_matrices(scale.held, shape, grid_of(shape, (1, size)))
     return LaidOut(shape, codes, values, (1, size), GroupNumbers(held, scale.table))
 
 
-def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
-    shape, weights = _matrix(parts, ".weight"), weights_of(config)
+def _plain_shape(parts: Parts, config: Config) -> tuple[int, ...]:
+    """Return the shape of a weight whose codes are whole bytes."""
+    shape, weights = _matrix_shape(parts, ".weight"), weights_of(config)
     found, kind = parts[".weight"].encoding, str(weights.get("type"))
     expected = _STORED.get(kind, (found,))
     if found not in expected:
@@ -330,36 +348,40 @@ def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
             f"{' or '.join(expected)}"
         )
     if found in _FP8:
-        agree(weights, f"{found} of part '.weight'", num_bits=8)
-    _check(shape, parts, weights)
+        check_claims(weights, f"{found} of part '.weight'", num_bits=8)
+    _check_parts(shape, parts, weights)
     return shape
 
 
-def _plain_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    known, weights = _codes_plain(parts, config), weights_of(config)
+def _lay_out_plain(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return where codes of whole bytes lie, and the numbers beside them."""
+    known, weights = _plain_codes(parts, config), weights_of(config)
     raw = raw_of(NAME, parts, ".weight", ("I8", *_FP8))
     codes, values = codes_of(raw, known.bits, shape, known.values)
     if parts[".weight"].encoding in _FP8:
         scale = scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0", *_FLOAT))
     else:
-        scale = GroupNumbers(numbers(NAME, parts, SCALE, _FLOAT))
+        scale = GroupNumbers(part_numbers(NAME, parts, SCALE, _FLOAT))
     zero = None
     if _ZERO in parts:
-        zero = numbers(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
-    return _laid(shape, codes, values, scale, zero, weights)
+        zero = part_numbers(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
+    return _lay_out_codes(shape, codes, values, scale, zero, weights)
 
 
-def _codes_packed(parts: Parts, config: Config) -> CodeTable:
-    return whole_numbers(fact(NAME, weights_of(config), "num_bits", range(1, 9)))
+def _packed_codes(parts: Parts, config: Config) -> CodeTable:
+    """Return what packed integers count as."""
+    return whole_numbers(config_integer(NAME, weights_of(config), "num_bits", range(1, 9)))
 
 
-def _codes_micro(parts: Parts, config: Config) -> CodeTable:
-    kind = _MICRO[_format(config)][0]
+def _micro_codes(parts: Parts, config: Config) -> CodeTable:
+    """Return what packed floats count as."""
+    kind = _MICRO[_format_of(config)][0]
     return CodeTable(kind.kind.bits, kind.values)
 
 
-def _codes_plain(parts: Parts, config: Config) -> CodeTable:
-    kind = _FP8.get(need(NAME, parts, ".weight").encoding)
+def _plain_codes(parts: Parts, config: Config) -> CodeTable:
+    """Return what codes of whole bytes count as."""
+    kind = _FP8.get(required_part(NAME, parts, ".weight").encoding)
     return whole_numbers(8, signed=True) if kind is None else CodeTable(8, kind.values)
 
 
@@ -370,10 +392,10 @@ PACKED = Dialect(
     parts=(SCALE, _SHAPE),
     optional=(_ZERO, _INDEX, *_ACTIVATION),
     facts=("format", "config_groups"),
-    recognises=lambda config: _format(config) == "pack-quantized",
-    shape_of=_shape_of_packed,
-    laid_out=_packed_laid_out,
-    codes=_codes_packed,
+    recognises=lambda config: _format_of(config) == "pack-quantized",
+    shape_of=_packed_shape,
+    laid_out=_lay_out_packed,
+    codes=_packed_codes,
 )
 PACKED_FLOAT = Dialect(
     name="compressed_packed_float",
@@ -382,10 +404,10 @@ PACKED_FLOAT = Dialect(
     parts=(SCALE,),
     optional=(_GLOBAL, *_ACTIVATION),
     facts=("format",),
-    recognises=lambda config: _format(config) in _MICRO,
-    shape_of=_shape_of_micro,
-    laid_out=_micro_laid_out,
-    codes=_codes_micro,
+    recognises=lambda config: _format_of(config) in _MICRO,
+    shape_of=_micro_shape,
+    laid_out=_lay_out_micro,
+    codes=_micro_codes,
 )
 PLAIN = Dialect(
     name="compressed_plain",
@@ -394,9 +416,9 @@ PLAIN = Dialect(
     parts=(SCALE,),
     optional=(_ZERO, *_ACTIVATION),
     facts=("format", "config_groups"),
-    recognises=lambda config: _format(config) in _PLAIN_FORMATS,
-    shape_of=_shape_of_plain,
-    laid_out=_plain_laid_out,
-    codes=_codes_plain,
+    recognises=lambda config: _format_of(config) in _PLAIN_FORMATS,
+    shape_of=_plain_shape,
+    laid_out=_lay_out_plain,
+    codes=_plain_codes,
     coded=("I8", *_FP8),
 )

@@ -35,7 +35,7 @@ def check_inputs(parts: Mapping[str, LazyTensor]) -> None:
             )
 
 
-def check_beside(parts: Mapping[str, Bytes]) -> None:
+def check_numbers(parts: Mapping[str, Bytes]) -> None:
     """Raise CodecError where the scales beside a codec's blocks cannot be what was stored."""
     for suffix, scaled in _SCALED.items():
         if suffix not in parts or scaled not in parts:
@@ -44,11 +44,12 @@ def check_beside(parts: Mapping[str, Bytes]) -> None:
         if raw.size % 4 == 0:  # another length is the codec's to refuse
             values = as_numbers(raw.view("<f4"), None, f"part {suffix!r}").held
             if values.size and not values.any() and (codes != codes[:1]).any():
-                raise CodecError(_lost([suffix], scaled))
+                raise CodecError(_lost_scales_text([suffix], scaled))
         return
 
 
-def _lost(zeros: Sequence[str], codes: str) -> str:
+def _lost_scales_text(zeros: Sequence[str], codes: str) -> str:
+    """Return that scales of 0 stand beside codes that differ."""
     where = f" in {codes!r}" if codes else ""
     return (
         f"part {' and '.join(map(repr, zeros))} is 0 everywhere, and the codes{where} differ; "
@@ -60,15 +61,15 @@ def _lost(zeros: Sequence[str], codes: str) -> str:
 def check_scales(name: str, main: str, parts: Parts, laid: LaidOut) -> None:
     """Raise CodecError where all scales are 0 and the codes in part `main` are not all one."""
     scale, factor = laid.scale, laid.factor
-    stored = scale is None or not scale.held.size or _any(scale)
-    if (stored and (factor is None or factor.any())) or not _differ(laid):
+    stored = scale is None or not scale.held.size or _any_scale(scale)
+    if (stored and (factor is None or factor.any())) or not _codes_differ(laid):
         return
     beside = [suffix for suffix in parts if "scale" in suffix and not OF_INPUTS.search(suffix)]
     zeros = [suffix for suffix in beside if _is_zero(parts, suffix)] or beside
-    raise CodecError(f"{name}: {_lost(zeros, main)}")
+    raise CodecError(f"{name}: {_lost_scales_text(zeros, main)}")
 
 
-def _any(numbers: GroupNumbers) -> bool:
+def _any_scale(numbers: GroupNumbers) -> bool:
     """Say whether any scale is stored; bytes of 0 are none, also as powers of two (2**-127).
 
     A first row that has one is not read further.
@@ -81,7 +82,7 @@ def _any(numbers: GroupNumbers) -> bool:
     return False
 
 
-def _differ(laid: LaidOut) -> bool:
+def _codes_differ(laid: LaidOut) -> bool:
     """Say whether a weight's codes, less their zero points, are different numbers."""
     bare = replace(laid, scale=None, offset=None, factor=None)
     first = bare.decode(0, 1)[0, 0]

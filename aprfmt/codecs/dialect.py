@@ -104,20 +104,20 @@ def whole_numbers(bits: int, *, signed: bool = False) -> CodeTable:
     return CodeTable(bits, values)
 
 
-def need(name: str, parts: Parts, suffix: str) -> StoredPart:
+def required_part(name: str, parts: Parts, suffix: str) -> StoredPart:
     """Return a part; CodecError with its name if it is missing."""
     if suffix not in parts:
         raise CodecError(f"{name}: part {suffix!r} is missing; found {', '.join(parts)}")
     return parts[suffix]
 
 
-def array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = ()) -> Array:
+def part_array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = ()) -> Array:
     """Return a part as an array of its shape: float32 for floats, its own dtype for integers.
 
     `encodings` are those the dialect allows there. Raises CodecError for another one, or for
     bytes that do not fit the shape.
     """
-    part = need(name, parts, suffix)
+    part = required_part(name, parts, suffix)
     if encodings and part.encoding not in encodings:
         raise CodecError(
             f"{name}: part {suffix!r} is {part.encoding}, expected {' or '.join(encodings)}"
@@ -129,8 +129,8 @@ def array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = ()) -
 
 
 def raw_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> U8:
-    """Return a part's bytes, uint8 [bytes]; CodecError as `array` raises it."""
-    part = need(name, parts, suffix)
+    """Return a part's bytes, uint8 [bytes]; CodecError as `part_array` raises it."""
+    part = required_part(name, parts, suffix)
     if part.encoding not in encodings:
         raise CodecError(
             f"{name}: part {suffix!r} is {part.encoding}, expected {' or '.join(encodings)}"
@@ -142,7 +142,7 @@ def raw_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> U8
 
 
 def words_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
-    """Return a part of 32-bit integers as it lies, uint32 of its shape; CodecError as `array`."""
+    """Return a part of 32-bit integers as it lies, uint32; CodecError as `part_array`."""
     held: Array = raw_of(name, parts, suffix, encodings).view("<u4")
     return held.reshape(parts[suffix].shape)
 
@@ -159,20 +159,22 @@ def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Ar
 
 def scale_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> GroupNumbers:
     """Return scales as `scales` does, but bytes as they are, with what each of them is."""
-    part = need(name, parts, suffix)
+    part = required_part(name, parts, suffix)
     kind = SMALL.get(part.encoding)
     if kind is None or (encodings and part.encoding not in encodings):
-        return as_numbers(array(name, parts, suffix, encodings), None, f"{name}: part {suffix!r}")
+        return as_numbers(
+            part_array(name, parts, suffix, encodings), None, f"{name}: part {suffix!r}"
+        )
     held = raw_of(name, parts, suffix, (part.encoding,)).reshape(part.shape)
     return as_numbers(held, kind.values, f"{name}: part {suffix!r}")
 
 
-def numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
+def part_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
     """Return scales or offsets of whole numbers as float32; CodecError for NaN and infinities.
 
     They may be negative: MLX's are, and AutoRound's.
     """
-    found = array(name, parts, suffix, encodings)
+    found = part_array(name, parts, suffix, encodings)
     if found.size and not (np.isfinite(found.min()) and np.isfinite(found.max())):
         at = [int(index) for index in np.argwhere(~np.isfinite(found))[0]]
         raise CodecError(
@@ -182,7 +184,9 @@ def numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> A
     return found
 
 
-def fact(name: str, config: Config, key: str, allowed: Sequence[int], default: Any = None) -> int:
+def config_integer(
+    name: str, config: Config, key: str, allowed: Sequence[int], default: Any = None
+) -> int:
     """Return an integer of the configuration; CodecError unless it is one of `allowed`."""
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
@@ -192,7 +196,7 @@ def fact(name: str, config: Config, key: str, allowed: Sequence[int], default: A
     return value
 
 
-def fits(name: str, suffix: str, found: Sequence[int], expected: Sequence[int]) -> None:
+def check_shape(name: str, suffix: str, found: Sequence[int], expected: Sequence[int]) -> None:
     """Raise CodecError unless a part has the shape that follows from the others."""
     if tuple(found) != tuple(expected):
         raise CodecError(

@@ -12,9 +12,9 @@ import numpy as np
 from aprfmt.base.registry import Registry
 from aprfmt.codecs.base import F32
 from aprfmt.codecs.credible import check_scales
-from aprfmt.codecs.dialect import Config, Dialect, Parts, need
+from aprfmt.codecs.dialect import Config, Dialect, Parts, required_part
 from aprfmt.codecs.laid_out import LaidOut
-from aprfmt.codecs.scopes import section_at, sections
+from aprfmt.codecs.scopes import all_sections, section_at
 from aprfmt.errors import CodecError, UnsupportedError
 
 DIALECTS: Registry[Dialect] = Registry(
@@ -54,7 +54,7 @@ def dialects_of(section: Config) -> list[Dialect]:
 
     UnsupportedError with what it says where there is none; CodecError where it cannot be read.
     """
-    every = sections(section)
+    every = all_sections(section)
     found = [
         row
         for row in map(DIALECTS.__getitem__, DIALECTS)
@@ -76,7 +76,7 @@ def dialects_at(section: Config, module: str) -> tuple[Sequence[Dialect], Config
     return [row for row in map(DIALECTS.__getitem__, DIALECTS) if row.recognises(said)], said
 
 
-def beyond(rows: Sequence[Dialect]) -> list[Dialect]:
+def unmistakable_dialects(rows: Sequence[Dialect]) -> list[Dialect]:
     """Return the other dialects whose main parts nothing but a packed weight has."""
     every = map(DIALECTS.__getitem__, DIALECTS)
     return [row for row in every if row.main != row.weight and row not in rows]
@@ -106,13 +106,13 @@ def beside_codes(name: str) -> bool:
     return name.endswith((*ends, *mains))
 
 
-def laid_out(dialect: Dialect, parts: Parts, config: Config) -> LaidOut | None:
+def lay_out(dialect: Dialect, parts: Parts, config: Config) -> LaidOut | None:
     """Return how a weight lies, to be decoded by rows; None for one without elements.
 
     Raises CodecError where parts do not fit.
     """
     for suffix in (dialect.main, *dialect.parts):
-        need(dialect.name, parts, suffix)
+        required_part(dialect.name, parts, suffix)
     shape = dialect.shape_of(parts, config)
     if not math.prod(shape):
         return None
@@ -124,7 +124,7 @@ def laid_out(dialect: Dialect, parts: Parts, config: Config) -> LaidOut | None:
 
 def decode_weight(dialect: Dialect, parts: Parts, config: Config, *, threads: int = 1) -> F32:
     """Return the weight as a new float32 array. Raises CodecError where parts do not fit."""
-    found = laid_out(dialect, parts, config)
+    found = lay_out(dialect, parts, config)
     if found is None:
         return np.empty(dialect.shape_of(parts, config), np.float32)
     return found.decode(threads=threads).reshape(dialect.shape_of(parts, config))

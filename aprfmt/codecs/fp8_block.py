@@ -27,12 +27,12 @@ from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,
-    fits,
-    need,
+    check_shape,
     raw_of,
+    required_part,
     scale_numbers,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, codes_of, matrices
+from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, as_matrices, codes_of
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"
@@ -47,11 +47,12 @@ MARKER = "scaled_fp8"  # last part of the name of the tensor that marks a file
 UNCLAIMED: Config = {"quant_method": "fp8"}  # what a scale says where no configuration does
 
 
-def _recognises(config: Config) -> bool:
+def _recognizes(config: Config) -> bool:
+    """Return whether a quantization section names this method."""
     return config.get("quant_method") in _METHODS
 
 
-def _claimed(config: Config) -> tuple[int, int] | None:
+def _claimed_tile(config: Config) -> tuple[int, int] | None:
     """Return the tile that the configuration states, None where it states none."""
     size = config.get("weight_block_size")
     if size is None:
@@ -69,7 +70,7 @@ class _DialectRows:
         self.main, self.scale = main, scale
 
     def shape_of(self, parts: Parts, config: Config) -> tuple[int, ...]:
-        main = need(NAME, parts, self.main)
+        main = required_part(NAME, parts, self.main)
         if main.encoding not in (*_BYTES, *PACKED):
             raise CodecError(
                 f"{NAME}: part {self.main!r} is {main.encoding}, expected FP8, or E2M1 in I8 or F4"
@@ -80,7 +81,7 @@ class _DialectRows:
 
     def tile(self, parts: Parts, shape: tuple[int, ...], config: Config) -> tuple[int, int] | None:
         """Return the size of the tiles under a scale, None for one number for all."""
-        stored, claimed = need(NAME, parts, self.scale), _claimed(config)
+        stored, claimed = required_part(NAME, parts, self.scale), _claimed_tile(config)
         if all(n == 1 for n in stored.shape):
             return None
         if self._by_row(parts, shape, config):
@@ -95,7 +96,7 @@ class _DialectRows:
             return self._divided(stored.shape, shape)
         micro = packed or stored.encoding in _POWERS
         allowed = [_MICRO] if packed else [claimed, _MICRO] if micro else [claimed]
-        grids = {tile: _grid(shape, tile) for tile in allowed if tile is not None}
+        grids = {tile: _tile_counts(shape, tile) for tile in allowed if tile is not None}
         for tile, grid in grids.items():
             if grid == stored.shape:
                 return tile
@@ -107,11 +108,11 @@ class _DialectRows:
 
     def _by_row(self, parts: Parts, shape: tuple[int, ...], config: Config) -> bool:
         """Return whether the scales are one number a row, without an axis of columns."""
-        plain = _claimed(config) is None and parts[self.main].encoding not in PACKED
+        plain = _claimed_tile(config) is None and parts[self.main].encoding not in PACKED
         return plain and len(shape) > 1 and parts[self.scale].shape == shape[:-1]
 
     def _divided(self, grid: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:
-        fits(NAME, self.scale, grid[:-2], shape[:-2])
+        check_shape(NAME, self.scale, grid[:-2], shape[:-2])
         if not all(grid[-2:]) or shape[-2] % grid[-2] or shape[-1] % grid[-1]:
             raise CodecError(
                 f"{NAME}: config says no weight_block_size, and part {self.scale!r} of "
@@ -130,24 +131,26 @@ class _DialectRows:
         if tile is not None and held.ndim < len(shape):
             held = held[..., None]
         grid = held.shape[-2:]
-        numbers = GroupNumbers(matrices(held, shape, grid), scale.table)
+        numbers = GroupNumbers(as_matrices(held, shape, grid), scale.table)
         return LaidOut(shape, codes, values, tile or whole, numbers)
 
     def codes(self, parts: Parts, config: Config) -> CodeTable:
-        name = need(NAME, parts, self.main).encoding
+        name = required_part(NAME, parts, self.main).encoding
         if name in PACKED:
             return CodeTable(4, f4.CODEC.values)
         kind = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == name), fp8.E4M3)
         return CodeTable(8, kind.values)
 
 
-def _grid(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
+def _tile_counts(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
+    """Return how many tiles a shape has along each axis."""
     return (*shape[:-2], -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1]))
 
 
-def _dialect(
+def _make_dialect(
     name: str, main: str, scale: str, *optional: str, called: tuple[str, ...] = ()
 ) -> Dialect:
+    """Return the dialect of FP8 codes and scales with these suffixes."""
     rows = _DialectRows(main, scale)
     return Dialect(
         name=name,
@@ -156,7 +159,7 @@ def _dialect(
         parts=(scale,),
         optional=optional,
         facts=("weight_block_size",),
-        recognises=_recognises,
+        recognises=_recognizes,
         shape_of=rows.shape_of,
         laid_out=rows.laid_out,
         codes=rows.codes,
@@ -165,7 +168,7 @@ def _dialect(
     )
 
 
-DIALECT = _dialect(
+DIALECT = _make_dialect(
     NAME,
     ".weight",
     ".weight_scale_inv",
@@ -174,7 +177,7 @@ DIALECT = _dialect(
     ".comfy_quant",
     called=(".scale", ".weight_scale", ".qscale_weight", ".scale_weight"),
 )
-EXPERTS = _dialect("fp8_experts", "", "_scale_inv", "_activation_scale")
+EXPERTS = _make_dialect("fp8_experts", "", "_scale_inv", "_activation_scale")
 
 
 def plain_scale(parts: Parts) -> bool:

@@ -15,9 +15,9 @@ from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,
-    fits,
-    need,
+    check_shape,
     raw_of,
+    required_part,
     scale_numbers,
 )
 from aprfmt.codecs.laid_out import LaidCodes, LaidOut
@@ -26,12 +26,14 @@ from aprfmt.errors import CodecError
 NAME = "gpt_oss"
 
 
-def _recognises(config: Config) -> bool:
+def _recognizes(config: Config) -> bool:
+    """Return whether a quantization section names this method."""
     return config.get("quant_method") == "mxfp4"
 
 
-def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
-    shape = need(NAME, parts, "_blocks").shape
+def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
+    """Return the shape of the experts that these parts store."""
+    shape = required_part(NAME, parts, "_blocks").shape
     if len(shape) != 4 or shape[3] != 16:
         raise CodecError(
             f"{NAME}: part '_blocks' has shape {list(shape)}, expected [experts, out, in/32, 16]"
@@ -39,10 +41,11 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape[0], shape[1], shape[2] * 32
 
 
-def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return where the experts' codes lie, and the exponents beside them."""
     blocks = raw_of(NAME, parts, "_blocks", ("U8",))
     scales = scale_numbers(NAME, parts, "_scales", ("U8",))
-    fits(NAME, "_scales", scales.held.shape, parts["_blocks"].shape[:3])
+    check_shape(NAME, "_scales", scales.held.shape, parts["_blocks"].shape[:3])
     held = blocks.reshape(*shape[:2], shape[2] // 2)
     return LaidOut(shape, LaidCodes(4, "rows", held), f4.CODEC.values, (1, 32), scales)
 
@@ -54,8 +57,8 @@ DIALECT = Dialect(
     parts=("_scales",),
     optional=(),
     facts=(),
-    recognises=_recognises,
-    shape_of=_shape_of,
-    laid_out=_laid_out,
+    recognises=_recognizes,
+    shape_of=_weight_shape,
+    laid_out=_lay_out,
     codes=lambda parts, config: CodeTable(4, f4.CODEC.values),
 )

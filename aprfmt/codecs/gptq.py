@@ -21,16 +21,16 @@ from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,
-    array,
-    fact,
-    fits,
-    need,
-    numbers,
+    check_shape,
+    config_integer,
+    part_array,
+    part_numbers,
+    required_part,
     whole_numbers,
     words_of,
 )
 from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut
-from aprfmt.codecs.scope import Scope, table
+from aprfmt.codecs.scope import Scope, section_mapping
 from aprfmt.errors import CodecError
 
 NAME = "gptq"
@@ -40,13 +40,15 @@ _FLOAT = ("F16", "BF16", "F32")
 _ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}
 
 
-def _recognises(config: Config) -> bool:
+def _recognizes(config: Config) -> bool:
+    """Return whether a quantization section names this method."""
     return config.get("quant_method") == "gptq"
 
 
-def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
-    bits = fact(NAME, config, "bits", _BITS)
-    shape = need(NAME, parts, ".qweight").shape
+def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
+    """Return the shape of the weight that these parts store."""
+    bits = config_integer(NAME, config, "bits", _BITS)
+    shape = required_part(NAME, parts, ".qweight").shape
     if len(shape) != 2 or shape[0] * 32 % bits:
         raise CodecError(
             f"{NAME}: config says bits {bits}, part '.qweight' has shape {list(shape)}, expected "
@@ -67,13 +69,13 @@ def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
             f"expected {-(-inputs // stated)} for {inputs} inputs"
         )
     if ".g_idx" in parts:
-        index = array(NAME, parts, ".g_idx", _INT)
-        fits(NAME, ".g_idx", index.shape, (inputs,))
+        index = part_array(NAME, parts, ".g_idx", _INT)
+        check_shape(NAME, ".g_idx", index.shape, (inputs,))
     else:
         size = config.get("group_size")
         if size == -1:
             size = inputs
-        size = fact(NAME, {"group_size": size}, "group_size", GROUP_SIZES)
+        size = config_integer(NAME, {"group_size": size}, "group_size", GROUP_SIZES)
         index = np.arange(inputs) // size
     if index.size and not 0 <= index.min() <= index.max() < groups:
         raise CodecError(
@@ -84,7 +86,7 @@ def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
 
 def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
     """Return the zero points [groups, outputs] beside scales of that shape; CodecError."""
-    bits = fact(NAME, config, "bits", _BITS)
+    bits = config_integer(NAME, config, "bits", _BITS)
     kind = config.get("checkpoint_format", "gptq")
     if kind not in _ZERO_OFFSET:
         raise CodecError(
@@ -93,17 +95,18 @@ def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
     qzeros = words_of(NAME, parts, ".qzeros", _INT)
     if scales.ndim != 2:
         raise CodecError(f"{NAME}: part '.scales' has shape {list(scales.shape)}, expected 2 axes")
-    fits(NAME, ".scales", scales.shape, (len(scales), outputs))
+    check_shape(NAME, ".scales", scales.shape, (len(scales), outputs))
     said = f"{NAME}: config says bits {bits}"
-    fits(said, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
+    check_shape(said, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
     codes = LaidCodes(bits, "rows", qzeros.view(np.uint8)[None])
     values = np.arange(1 << bits, dtype=np.float32) + _ZERO_OFFSET[kind]
     return LaidOut(scales.shape, codes, values, (1, outputs)).decode()
 
 
-def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    bits, (outputs, inputs) = fact(NAME, config, "bits", _BITS), shape
-    scale = numbers(NAME, parts, ".scales", _FLOAT)
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return where a weight's codes lie, and the numbers beside them."""
+    bits, (outputs, inputs) = config_integer(NAME, config, "bits", _BITS), shape
+    scale = part_numbers(NAME, parts, ".scales", _FLOAT)
     zeros = zeros_of(parts, config, outputs, scale)
     packed = words_of(NAME, parts, ".qweight", _INT)
     group = groups_of(parts, config, inputs, len(scale))
@@ -127,19 +130,19 @@ DIALECT = Dialect(
     parts=(".qzeros", ".scales"),
     optional=(".g_idx",),
     facts=("bits", "group_size", "checkpoint_format"),
-    recognises=_recognises,
-    shape_of=_shape_of,
-    laid_out=_laid_out,
-    codes=lambda parts, config: whole_numbers(fact(NAME, config, "bits", _BITS)),
+    recognises=_recognizes,
+    shape_of=_weight_shape,
+    laid_out=_lay_out,
+    codes=lambda parts, config: whole_numbers(config_integer(NAME, config, "bits", _BITS)),
 )
 
 
-def _gptq_at(section: Config, module: str) -> Config | None:
+def _section_at(section: Config, module: str) -> Config | None:
     """Return GPTQModel's settings of a module: the first rule of `dynamic` that matches it.
 
     A rule is a pattern, after `-:` one for modules that are left as they are.
     """
-    for pattern, own in table(section, "dynamic").items():
+    for pattern, own in section_mapping(section, "dynamic").items():
         if not matches_start(pattern.removeprefix("-:").removeprefix("+:"), module):
             continue
         if pattern.startswith("-:"):
@@ -149,12 +152,12 @@ def _gptq_at(section: Config, module: str) -> Config | None:
 
 
 SCOPE = Scope(
-    _gptq_at,
+    _section_at,
     lambda section: [
         section,
         *(
             {**section, **own}
-            for own in table(section, "dynamic").values()
+            for own in section_mapping(section, "dynamic").values()
             if isinstance(own, Mapping)
         ),
     ],

@@ -35,7 +35,7 @@ IQ5: F32 = np.array([*_IQ5, *(value + 2 for value in _IQ5)], np.float32)
 WIDEST = {"IQ2": 18, "IQ3": 23, "IQ4": 24, "IQ5": 12, "IQ6": 7}  # the largest gap of a table
 
 
-def looked_up(table: F32, codes: Codes, second: Codes) -> F32:
+def look_up(table: F32, codes: Codes, second: Codes) -> F32:
     """Return the values of codes [n, k, m]; `second` [n, k] says which half of the table."""
     size = table.size // 2
     found: F32 = table[codes.astype(np.intp) + second.astype(np.intp)[..., None] * size]
@@ -47,7 +47,7 @@ def flags(words: Codes, count: int) -> Codes:
     return words[:, None] >> np.arange(count, dtype=words.dtype) & 1
 
 
-def planes(qs: U8) -> Codes:
+def bit_pairs(qs: U8) -> Codes:
     """Return 2-bit codes [n, 64] as sub-blocks of 32, [n, 8, 32]: four of 32 bytes each."""
     return crumbs(qs.reshape(-1, 32)).reshape(-1, 8, 32)
 
@@ -84,7 +84,7 @@ class SubBlocks(BlockCodec):
     def fill(self, d: F32, block: Blocks, out: F32) -> None:
         """Fill `out` under scales `d` [n, 1]. Round d * scale first: bit equality needs that."""
         dl = d * self.scales(block).astype(np.float32)
-        values = looked_up(self.table, self.codes(block), self.second(block))
+        values = look_up(self.table, self.codes(block), self.second(block))
         np.multiply(dl[..., None], values, out=out.reshape(values.shape))
 
 
@@ -104,7 +104,7 @@ class _Halves(SubBlocks):
         return d_times(block, self.scales(block)) * np.float32(self.widest)
 
 
-def _six_bits(block: Blocks) -> Codes:
+def _six_bit_scales(block: Blocks) -> Codes:
     """Return scales of 4 and 2 bits less 32, [n, 16]."""
     high = crumbs_of(block["scales_h"], 4, 2).transpose(0, 2, 1).reshape(-1, 16)
     return (pairs(block["scales_l"]) | high << 4).astype(np.int32) - 32
@@ -118,7 +118,7 @@ class Iq2K(_Halves):
 
     def codes(self, block: Blocks) -> Codes:
         """Four planes of two bits in 32 bytes."""
-        return planes(block["qs"]).reshape(-1, 16, 16)
+        return bit_pairs(block["qs"]).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
         """Nibbles less 8."""
@@ -133,7 +133,7 @@ class Iq3K(_Halves):
 
     def codes(self, block: Blocks) -> Codes:
         """Two bits in qs, the third in qh."""
-        return (planes(block["qs"]) | bit_planes(block["qh"]) << 2).reshape(-1, 16, 16)
+        return (bit_pairs(block["qs"]) | bit_planes(block["qh"]) << 2).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
         """2s + 1, negative where scales_h has the bit."""
@@ -153,7 +153,7 @@ class Iq4K(_Halves):
 
     def scales(self, block: Blocks) -> Codes:
         """Six bits less 32."""
-        return _six_bits(block)
+        return _six_bit_scales(block)
 
 
 class Iq5K(_Halves):
@@ -169,7 +169,7 @@ class Iq5K(_Halves):
 
     def scales(self, block: Blocks) -> Codes:
         """Six bits less 32."""
-        return _six_bits(block)
+        return _six_bit_scales(block)
 
 
 class Iq6K(_Halves):
@@ -181,7 +181,7 @@ class Iq6K(_Halves):
     def codes(self, block: Blocks) -> Codes:
         """As IQ5_K, with two bits more: four planes of two bits in 32 bytes."""
         low = halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
-        return (low | planes(block["qh"]) << 4).reshape(-1, 16, 16)
+        return (low | bit_pairs(block["qh"]) << 4).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
         """Eight bits, signed."""

@@ -24,7 +24,7 @@ import numpy as np
 from aprfmt.codecs.base import F32, Blocks, Codes
 from aprfmt.codecs.bits import halves, pairs
 from aprfmt.codecs.iqk import IQ2, IQ3, IQ4, IQ5, WIDEST, SubBlocks, bit_planes, crumbs_of, flags
-from aprfmt.codecs.iqk import planes as _planes
+from aprfmt.codecs.iqk import bit_pairs as _planes
 from aprfmt.codecs.row_codec import RowCodec
 
 # iq2kl_values: the low byte is the first number of a pair

@@ -66,8 +66,8 @@ def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: boo
     if importance is None:
         weights = np.abs(turned) if plan.steps.absolute else magnitude_weights(turned, fused)
         scale, minimum, code = scale_and_min(turned, plan.largest_code, weights, plan.steps, fused)
-        d, scales = _by_largest(scale.reshape(n, subs), plan.largest_scale, fused)
-        dmin, mins = _by_largest(minimum.reshape(n, subs), plan.largest_scale, fused)
+        d, scales = _scale_by_largest(scale.reshape(n, subs), plan.largest_scale, fused)
+        dmin, mins = _scale_by_largest(minimum.reshape(n, subs), plan.largest_scale, fused)
     else:
         each = importance_weights(x, importance, plan.mean_square, fused)
         weights = element_first(each, plan.size)
@@ -75,12 +75,12 @@ def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: boo
             turned, plan.largest_code, weights, WEIGHTED_STEPS, fused
         )
         total = element_first(ordered_sum(weights).reshape(n, subs), subs)
-        d, scales = _by_search(scale.reshape(n, subs), plan.largest_scale, total, fused)
-        dmin, mins = _by_search(minimum.reshape(n, subs), plan.largest_scale, total, fused)
+        d, scales = _scale_by_search(scale.reshape(n, subs), plan.largest_scale, total, fused)
+        dmin, mins = _scale_by_search(minimum.reshape(n, subs), plan.largest_scale, total, fused)
         scales, mins = np.minimum(scales, plan.bound), np.minimum(mins, plan.bound)
     packed = plan.pack(scales, mins)
     scales, mins = plan.unpack(packed)
-    codes = recode(
+    codes = encode_codes(
         x,
         block_first(code, x.shape[1]),
         half(d) * scales,
@@ -91,7 +91,7 @@ def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: boo
     return BlockFields(d, dmin, packed, codes)
 
 
-def _by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[np.float16], Codes]:
+def _scale_by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[np.float16], Codes]:
     """Return d and codes [n, k]: the largest value becomes `top`."""
     largest = np.fmax.reduce(values, axis=1, initial=np.float32(0)) + np.float32(0)  # never -0
     inverse = np.divide(np.float32(top), largest, out=np.zeros_like(largest), where=largest > 0)
@@ -99,7 +99,7 @@ def _by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[np.floa
     return (largest / np.float32(top)).astype(np.float16), np.minimum(codes, top).astype(np.uint8)
 
 
-def _by_search(
+def _scale_by_search(
     values: F32, top: int, weights: F32, fused: bool
 ) -> tuple[npt.NDArray[np.float16], Codes]:
     """Return d and codes [n, k] by ggml's search, `weights` being [k, n]."""
@@ -107,7 +107,7 @@ def _by_search(
     return scale.astype(np.float16), block_first(code, values.shape[1])
 
 
-def recode(
+def encode_codes(
     x: F32, codes: Codes, d: F32, bounds: tuple[int, int], *, offset: F32 | None = None, plus: int
 ) -> Codes:
     """Return the codes of x [n, 256] under the rounded scales d [n, sub-blocks].

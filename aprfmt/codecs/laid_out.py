@@ -31,16 +31,19 @@ _ACROSS: Mapping[tuple[str, int], tuple[int, ...]] = {
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble of a word, lowest first -> output
 
 
-def _of_rows(held: Array, start: int, stop: int) -> U8:
+def _stream_of_rows(held: Array, start: int, stop: int) -> U8:
+    """Return the bytes of rows [start, stop) that lie one after another."""
     found: U8 = held[start:stop]
     return found
 
 
-def _down_columns(held: Array, start: int, stop: int) -> U8:
+def _stream_of_columns(held: Array, start: int, stop: int) -> U8:
+    """Return the bytes of rows [start, stop) that go down columns."""
     return np.ascontiguousarray(held[:, start:stop].T).view(np.uint8)
 
 
-def _as_awq(held: Array, start: int, stop: int) -> U8:
+def _stream_of_awq(held: Array, start: int, stop: int) -> U8:
+    """Return the bytes of rows [start, stop) out of AWQ's words."""
     words = held[:, start // 8 : -(-stop // 8)]
     made = np.empty((words.shape[1], 8, -(-len(words) // 2)), np.uint8)
     for place, output in enumerate(AWQ_ORDER):
@@ -50,7 +53,8 @@ def _as_awq(held: Array, start: int, stop: int) -> U8:
     return made.reshape(-1, made.shape[2])[start % 8 :][: stop - start]
 
 
-def _of_pairs(held: Array, start: int, stop: int) -> U8:
+def _stream_of_pairs(held: Array, start: int, stop: int) -> U8:
+    """Return the bytes of rows [start, stop) out of pairs of rows."""
     some = held[start // 2 : -(-stop // 2)]
     codes = np.zeros((len(some), 2, -(-some.shape[1] // 2) * 2), np.uint8)
     codes[:, 0, : some.shape[1]], codes[:, 1, : some.shape[1]] = some & 15, some >> 4
@@ -60,8 +64,11 @@ def _of_pairs(held: Array, start: int, stop: int) -> U8:
 
 # how codes lie -> what gives the streams of rows [start, stop) of a matrix, in numpy
 ORDERS: Mapping[str, Callable[[Array, int, int], U8]] = {
-    "rows": _of_rows, "columns": _down_columns, "awq": _as_awq, "pairs": _of_pairs,
-}  # fmt: skip
+    "rows": _stream_of_rows,
+    "columns": _stream_of_columns,
+    "awq": _stream_of_awq,
+    "pairs": _stream_of_pairs,
+}
 
 
 class LaidCodes(NamedTuple):
@@ -91,7 +98,7 @@ class LaidCodes(NamedTuple):
         return made[start - first : stop - first]
 
 
-def unpacked(streams: U8, bits: int, count: int) -> U8:
+def unpack_codes(streams: U8, bits: int, count: int) -> U8:
     """Return the first `count` codes of every stream, uint8 [rows, count]."""
     if bits == 8:
         return streams[:, :count]
@@ -99,13 +106,13 @@ def unpacked(streams: U8, bits: int, count: int) -> U8:
     return np.packbits(each.reshape(len(each), count, bits), axis=-1, bitorder="little")[..., 0]
 
 
-def turned(numbers: F32) -> F32:
+def transpose_numbers(numbers: F32) -> F32:
     """Return contiguous float32 numbers [a, b] as [b, a]."""
-    found: F32 = np.ascontiguousarray(_of_these(numbers.T, 0, numbers.shape[1]))
+    found: F32 = np.ascontiguousarray(_rows_together(numbers.T, 0, numbers.shape[1]))
     return found
 
 
-def _of_these(held: Array | None, start: int, stop: int) -> Array | None:
+def _rows_together(held: Array | None, start: int, stop: int) -> Array | None:
     """Return numbers [rows, groups] of rows [start, stop), those of a row together."""
     if held is None or held.strides[1] == held.itemsize or held.strides[0] != held.itemsize:
         return None if held is None else held[start:stop]
@@ -191,7 +198,7 @@ class LaidOut:
         made = np.empty((stop - start, self.shape[-1]), np.uint8)
         for matrix, first, last, at in self._chunks(start, stop):
             streams = self.codes.streams(matrix, first, last)
-            made[at : at + last - first] = unpacked(streams, self.codes.bits, made.shape[1])
+            made[at : at + last - first] = unpack_codes(streams, self.codes.bits, made.shape[1])
         return made
 
     def _chunks(
@@ -257,7 +264,7 @@ class LaidOut:
         """
         held, tables = self._held(matrix)
         if self.tile[0] == 1:  # numbers of these rows alone, each row's together
-            return 0, tuple(_of_these(one, first, last) for one in held), tables
+            return 0, tuple(_rows_together(one, first, last) for one in held), tables
         return first, held, tables
 
     def _held(self, matrix: int) -> tuple[tuple[Array | None, ...], tuple[F32 | None, ...]]:
@@ -324,7 +331,7 @@ class LaidOut:
             found: F32 = numbers.of(matrix)[down][:, across]
             return found
 
-        np.take(self.values, unpacked(streams, self.codes.bits, columns), out=out, mode="clip")
+        np.take(self.values, unpack_codes(streams, self.codes.bits, columns), out=out, mode="clip")
         if self.zero is not None:
             out -= spread(self.zero)
         if self.scale is not None:
@@ -341,14 +348,14 @@ def codes_of(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[L
     rows, columns = math.prod(shape[:-1]), shape[-1]
     held, table = raw, values.astype(np.float32)
     if columns * bits % 8:
-        held = unpacked(held[None], bits, rows * columns)
+        held = unpack_codes(held[None], bits, rows * columns)
         wide = np.full(256, np.nan, np.float32)
         wide[: len(table)] = table
         bits, table = 8, wide
     return LaidCodes(bits, "rows", held.reshape(-1, shape[-2], columns * bits // 8)), table
 
 
-def matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Array:
+def as_matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Array:
     """Return numbers that broadcast over [..., down, across] as [matrices, down, across]."""
     every = np.broadcast_to(values, (*shape[:-2], *grid))
     return every.reshape(-1, *grid)
@@ -359,7 +366,7 @@ def grid_of(shape: Sequence[int], tile: Tile) -> tuple[int, int]:
     return -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1])
 
 
-def on_tile(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
+def spread_on_tiles(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
     """Return numbers of tiles as those of finer ones, whose sizes divide theirs."""
     if tile == finer:
         return held
@@ -380,7 +387,7 @@ def as_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
         bad = np.empty(0, bool) if fine else ~np.isfinite(raw) | (raw < 0)
     else:
         wrong = ~np.isfinite(table) | (table < 0)
-        bad = wrong[raw] if _has(raw.reshape(-1), wrong) else np.empty(0, bool)
+        bad = wrong[raw] if _has_any(raw.reshape(-1), wrong) else np.empty(0, bool)
     if bad.any():
         at = [int(index) for index in np.argwhere(bad)[0]]
         number = raw[tuple(at)] if table is None else table[raw[tuple(at)]]
@@ -390,7 +397,7 @@ def as_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
     return GroupNumbers(raw, None if table is None else table.astype(np.float32)[None])
 
 
-def _has(held: U8, wrong: Array) -> bool:
+def _has_any(held: U8, wrong: Array) -> bool:
     """Say whether bytes are among the `wrong` [256]; compares, which is faster than looking up."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], wrong.astype(np.int8), [0]])))
     for start in range(0, held.size, _EXAMINED):

@@ -11,7 +11,7 @@ import numpy as np
 
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts
-from aprfmt.codecs.dialects import decode_weight, laid_out
+from aprfmt.codecs.dialects import decode_weight, lay_out
 from aprfmt.codecs.laid_out import LaidOut
 
 
@@ -27,7 +27,7 @@ class Lattice(NamedTuple):
     high: Array
 
 
-def filled(dialect: Dialect, parts: Parts, code: int, bits: int) -> Parts:
+def fill_codes(dialect: Dialect, parts: Parts, code: int, bits: int) -> Parts:
     """Return the parts with every code of the main part replaced by `code`."""
     main = parts[dialect.main]
     eight = sum(code << bits * i for i in range(8)).to_bytes(bits, "little")
@@ -44,7 +44,7 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
     table = np.where(np.isfinite(codes.values), codes.values, 0.0).astype(np.float64)
     with np.errstate(all="ignore"):
         low, high = (
-            decode_weight(dialect, filled(dialect, parts, code, codes.bits), config)
+            decode_weight(dialect, fill_codes(dialect, parts, code, codes.bits), config)
             for code in (int(table.argmin()), int(table.argmax()))
         )
         unit = (high - low) / np.float32(table.max() - table.min())
@@ -113,7 +113,7 @@ class PackedWeight(NamedTuple):
 
     def laid_out(self) -> LaidOut | None:
         """Return how it lies, to be decoded by rows; None for one without elements. CodecError."""
-        return self.laid or laid_out(self.dialect, self.parts, self.config)
+        return self.laid or lay_out(self.dialect, self.parts, self.config)
 
     def lattice(self, values: F32) -> Lattice | None:
         """Return the lattice of its decoded values, None where it is not known."""

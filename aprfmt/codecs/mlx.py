@@ -24,15 +24,15 @@ from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,
-    array,
-    fact,
-    fits,
-    need,
-    numbers,
+    check_shape,
+    config_integer,
+    part_array,
+    part_numbers,
+    required_part,
     whole_numbers,
     words_of,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, matrices
+from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, as_matrices
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.codecs.scope import Scope
 from aprfmt.errors import CodecError
@@ -58,21 +58,24 @@ MODES = {
 }
 
 
-def _recognises(config: Config) -> bool:
+def _recognizes(config: Config) -> bool:
+    """Return whether a quantization section names this method."""
     return "quant_method" not in config and "bits" in config and "group_size" in config
 
 
-def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
-    bits = fact(NAME, config, "bits", _BITS)
-    shape = need(NAME, parts, ".weight").shape
+def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
+    """Return the shape of the weight that these parts store."""
+    bits = config_integer(NAME, config, "bits", _BITS)
+    shape = required_part(NAME, parts, ".weight").shape
     if len(shape) < 2 or shape[-1] * 32 % bits:
         raise CodecError(f"{NAME}: part '.weight' has shape {list(shape)}, expected packed rows")
     return *shape[:-1], shape[-1] * 32 // bits
 
 
-def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    bits = fact(NAME, config, "bits", _BITS)
-    size = fact(NAME, config, "group_size", GROUP_SIZES)
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return where a weight's codes lie, and the numbers beside them."""
+    bits = config_integer(NAME, config, "bits", _BITS)
+    size = config_integer(NAME, config, "group_size", GROUP_SIZES)
     name = config.get("mode", "affine")
     if name not in MODES:
         raise CodecError(f"{NAME}: mode {name!r} is not one we decode: {', '.join(MODES)}")
@@ -88,24 +91,25 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
         bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], columns * bits // 8)
     )
     allowed = ("F16", "BF16", "F32") if mode.scales is None else ("U8",)
-    read = numbers if mode.scales is None else array
+    read = part_numbers if mode.scales is None else part_array
     stored = read(NAME, parts, ".scales", allowed)
-    fits(said, ".scales", stored.shape, groups)
+    check_shape(said, ".scales", stored.shape, groups)
     table = None if mode.scales is None else mode.scales.values[None]
-    scale = GroupNumbers(matrices(stored, shape, groups[-2:]), table)
+    scale = GroupNumbers(as_matrices(stored, shape, groups[-2:]), table)
     if mode.codes is not None:
         return LaidOut(shape, codes, mode.codes.values, (1, size), scale)
-    found = numbers(NAME, parts, ".biases", allowed)
-    fits(said, ".biases", found.shape, groups)
+    found = part_numbers(NAME, parts, ".biases", allowed)
+    check_shape(said, ".biases", found.shape, groups)
     values = np.arange(1 << bits, dtype=np.float32)
-    offset = GroupNumbers(matrices(found, shape, groups[-2:]))
+    offset = GroupNumbers(as_matrices(found, shape, groups[-2:]))
     return LaidOut(shape, codes, values, (1, size), scale, offset=offset)
 
 
-def _codes(parts: Parts, config: Config) -> CodeTable:
+def _code_table(parts: Parts, config: Config) -> CodeTable:
+    """Return what the codes of a weight count as."""
     mode = MODES.get(str(config.get("mode", "affine")), MODES["affine"])
     if mode.codes is None:
-        return whole_numbers(fact(NAME, config, "bits", _BITS))
+        return whole_numbers(config_integer(NAME, config, "bits", _BITS))
     return CodeTable(mode.codes.kind.bits, mode.codes.values)
 
 
@@ -116,15 +120,15 @@ DIALECT = Dialect(
     parts=(".scales",),
     optional=(".biases",),
     facts=("bits", "group_size", "mode"),
-    recognises=_recognises,
-    shape_of=_shape_of,
-    laid_out=_laid_out,
-    codes=_codes,
+    recognises=_recognizes,
+    shape_of=_weight_shape,
+    laid_out=_lay_out,
+    codes=_code_table,
     coded=(_WORDS,),
 )
 
 
-def _mlx_at(section: Config, module: str) -> Config | None:
+def _section_at(section: Config, module: str) -> Config | None:
     """Return MLX's settings of a module: its own in place of the model's, or False for none."""
     base = {key: value for key, value in section.items() if not isinstance(value, Mapping | bool)}
     own = section.get(module)
@@ -133,9 +137,12 @@ def _mlx_at(section: Config, module: str) -> Config | None:
     return {**base, **own} if isinstance(own, Mapping) else base
 
 
-def _mlx_every(section: Config) -> Sequence[Config]:
-    own = [_mlx_at(section, key) for key, value in section.items() if isinstance(value, Mapping)]
-    return [found for found in (_mlx_at(section, ""), *own) if found is not None]
+def _all_sections(section: Config) -> Sequence[Config]:
+    """Return all sections that some module may have."""
+    own = [
+        _section_at(section, key) for key, value in section.items() if isinstance(value, Mapping)
+    ]
+    return [found for found in (_section_at(section, ""), *own) if found is not None]
 
 
-SCOPE = Scope(_mlx_at, _mlx_every)
+SCOPE = Scope(_section_at, _all_sections)

@@ -33,10 +33,10 @@ from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,
-    fact,
-    fits,
-    need,
+    check_shape,
+    config_integer,
     raw_of,
+    required_part,
     scale_numbers,
     scales,
     whole_numbers,
@@ -46,9 +46,9 @@ from aprfmt.codecs.laid_out import (
     LaidCodes,
     LaidOut,
     Tile,
+    as_matrices,
     codes_of,
     grid_of,
-    matrices,
 )
 from aprfmt.codecs.modelopt_scope import METHOD
 from aprfmt.errors import CodecError, UnsupportedError
@@ -115,11 +115,14 @@ def algorithm_of(config: Config) -> Algorithm:
     if found.group is None:
         return found
     allowed = (found.group,) if found.group else GROUP_SIZES
-    return found._replace(group=fact(NAME, config, "group_size", allowed, found.group or None))
+    return found._replace(
+        group=config_integer(NAME, config, "group_size", allowed, found.group or None)
+    )
 
 
-def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
-    algorithm, main = algorithm_of(config), need(NAME, parts, _MAIN)
+def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
+    """Return the shape of the weight that these parts store."""
+    algorithm, main = algorithm_of(config), required_part(NAME, parts, _MAIN)
     if main.encoding not in algorithm.encodings:
         raise CodecError(
             f"{NAME}: config says {config['quant_algo']}, part {_MAIN!r} is {main.encoding}, "
@@ -131,17 +134,17 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     if algorithm.packs:
         shape[algorithm.packs] *= 2
     if algorithm.second:
-        need(NAME, parts, _SECOND)
+        required_part(NAME, parts, _SECOND)
     if algorithm.group is not None:
         said = f"{NAME}: config says {config['quant_algo']}, group_size {algorithm.group}"
         if shape[-1] % algorithm.group:
             raise CodecError(f"{said}: part {_MAIN!r} has rows of {shape[-1]}, no whole groups")
         groups = (*shape[:-1], shape[-1] // algorithm.group)
-        fits(said, SCALE, need(NAME, parts, SCALE).shape, groups)
+        check_shape(said, SCALE, required_part(NAME, parts, SCALE).shape, groups)
     return tuple(shape)
 
 
-def _spread(
+def _scales_and_tile(
     found: GroupNumbers, shape: tuple[int, ...], config: Config
 ) -> tuple[GroupNumbers, Tile]:
     """Return scales of rows, tiles or the weight, and the size of what one stands for."""
@@ -151,7 +154,7 @@ def _spread(
         tile = (_TILE, _TILE)
         tiles = (*shape[:-2], *grid_of(shape, tile))
         if values.shape != (*tiles[:-1], 1, tiles[-1], 1):  # as it is exported
-            fits(NAME, SCALE, values.shape, tiles)
+            check_shape(NAME, SCALE, values.shape, tiles)
         values = values.reshape(tiles)
     elif values.size == 1:
         values, tile = values.reshape(1, 1), (shape[-2], shape[-1])
@@ -164,10 +167,13 @@ def _spread(
                 f"whole or of the rows of {list(shape)}"
             )
         values = kept.reshape(*kept.shape, *(1,) * (len(shape) - axes))
-    return GroupNumbers(matrices(values, shape, grid_of(shape, tile)), found.table), tile
+    return GroupNumbers(as_matrices(values, shape, grid_of(shape, tile)), found.table), tile
 
 
-def _codes_in(parts: Parts, algorithm: Algorithm, shape: tuple[int, ...]) -> tuple[LaidCodes, F32]:
+def _lay_out_codes(
+    parts: Parts, algorithm: Algorithm, shape: tuple[int, ...]
+) -> tuple[LaidCodes, F32]:
+    """Return a weight's codes, and the number of each."""
     raw = raw_of(NAME, parts, _MAIN, algorithm.encodings)
     if algorithm.packs == -2:
         held = raw.reshape(-1, *parts[_MAIN].shape[-2:])
@@ -175,23 +181,24 @@ def _codes_in(parts: Parts, algorithm: Algorithm, shape: tuple[int, ...]) -> tup
     return codes_of(raw, algorithm.codes.bits, shape, algorithm.codes.values)
 
 
-def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return where a weight's codes lie, and the numbers beside them."""
     algorithm = algorithm_of(config)
-    codes, values = _codes_in(parts, algorithm, shape)
+    codes, values = _lay_out_codes(parts, algorithm, shape)
     scale, smooth = algorithm.scale(parts), None
     if algorithm.group is None:
-        scale, tile = _spread(scale, shape, config)
+        scale, tile = _scales_and_tile(scale, shape, config)
     else:
         tile = (1, algorithm.group)
         second = second_scale(parts, shape) if algorithm.second else None
-        held = matrices(scale.held, shape, grid_of(shape, tile))
+        held = as_matrices(scale.held, shape, grid_of(shape, tile))
         table = scale.table
         if second is not None and table is not None:
             table = table * second.reshape(-1, 1)
         scale = GroupNumbers(held, table)
     if SMOOTH in parts:
         smooth = scales(NAME, parts, SMOOTH, _FLOAT)
-        fits(NAME, SMOOTH, smooth.shape, shape[-1:])
+        check_shape(NAME, SMOOTH, smooth.shape, shape[-1:])
     return LaidOut(shape, codes, values, tile, scale, factor=smooth)
 
 
@@ -199,7 +206,7 @@ def second_scale(parts: Parts, shape: tuple[int, ...]) -> Array:
     """Return the scale of the scales: one number, or one an expert."""
     second = scales(NAME, parts, _SECOND, ("F32",))
     if second.size != 1:
-        fits(NAME, _SECOND, (second.size,), shape[:1] if len(shape) > 2 else (1,))
+        check_shape(NAME, _SECOND, (second.size,), shape[:1] if len(shape) > 2 else (1,))
     return second.reshape(-1, *(1,) * (len(shape) - 1))
 
 
@@ -211,8 +218,8 @@ DIALECT = Dialect(
     optional=(_SECOND, _INPUT, SMOOTH),
     facts=("quant_algo", "group_size"),
     recognises=lambda config: config.get("quant_method") == METHOD,
-    shape_of=_shape_of,
-    laid_out=_laid_out,
+    shape_of=_weight_shape,
+    laid_out=_lay_out,
     codes=lambda parts, config: algorithm_of(config).codes,
     coded=("F8_E4M3", "U8", "I8"),
 )
@@ -242,11 +249,11 @@ def as_weight(parts: Parts, *, turned: bool) -> Parts:
     return found
 
 
-def _experts_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out_experts(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     """Return experts whose bytes go down columns, as they are stored."""
     if algorithm_of(config).packs == -2:
-        return _laid_out(as_weight(parts, turned=True), config, shape)
-    found = _laid_out(as_weight(parts, turned=False), config, shape)
+        return _lay_out(as_weight(parts, turned=True), config, shape)
+    found = _lay_out(as_weight(parts, turned=False), config, shape)
     stored = parts[""]
     held = np.frombuffer(stored.raw, np.uint8).reshape(stored.shape)
     scale, power = found.scale, parts["_weight_scale"]
@@ -264,8 +271,8 @@ EXPERTS = Dialect(
     optional=("_weight_scale_2", "_input_scale"),
     facts=DIALECT.facts,
     recognises=DIALECT.recognises,
-    shape_of=lambda parts, config: _shape_of(as_weight(parts, turned=False), config),
-    laid_out=_experts_laid_out,
+    shape_of=lambda parts, config: _weight_shape(as_weight(parts, turned=False), config),
+    laid_out=_lay_out_experts,
     codes=DIALECT.codes,
     coded=DIALECT.coded,
 )

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from aprfmt.codecs.dialect import Config
-from aprfmt.codecs.scope import Scope, names, table
+from aprfmt.codecs.scope import Scope, section_mapping, section_names
 from aprfmt.errors import CodecError
 
 METHOD = "modelopt"
@@ -21,17 +21,17 @@ _EXCLUDED = ("exclude_modules", "ignore")
 _GROUPS: Mapping[tuple[Any, Any], str] = {(8, "float"): "FP8", (4, "float"): "NVFP4"}
 
 
-def _said(own: Mapping[str, Any]) -> Config:
+def _algorithm_section(own: Mapping[str, Any]) -> Config:
     """Return the section of one algorithm."""
     found = {"quant_method": METHOD, "quant_algo": str(own.get("quant_algo")).upper()}
     size = own.get("group_size")
     return found if size is None else {**found, "group_size": size}
 
 
-def _whole(section: Config) -> Config:
+def _default_section(section: Config) -> Config:
     """Return the statement that holds for all modules which are not excluded."""
     weights: Mapping[str, Any] = {}
-    for group in table(section, "config_groups").values():
+    for group in section_mapping(section, "config_groups").values():
         if isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping):
             weights = group["weights"]
             break
@@ -42,11 +42,12 @@ def _whole(section: Config) -> Config:
     if not isinstance(algorithm, str):
         raise CodecError(f"config says quant_algo {algorithm!r}, expected the name of an algorithm")
     size = section.get("group_size") or weights.get("group_size")
-    return _said({"quant_algo": algorithm, "group_size": size})
+    return _algorithm_section({"quant_algo": algorithm, "group_size": size})
 
 
-def _layers(section: Config) -> Mapping[str, Any]:
-    layers = table(section, "quantized_layers")
+def _layer_sections(section: Config) -> Mapping[str, Any]:
+    """Return what the section says of single layers, by name."""
+    layers = section_mapping(section, "quantized_layers")
     if not layers:
         raise CodecError(f"config says {MIXED} and no quantized_layers, expected one a weight")
     for name, own in layers.items():
@@ -57,28 +58,30 @@ def _layers(section: Config) -> Mapping[str, Any]:
     return layers
 
 
-def _at(section: Config, module: str) -> Config | None:
-    if any(fnmatchcase(module, pattern) for pattern in names(section, *_EXCLUDED)):
+def _section_at(section: Config, module: str) -> Config | None:
+    """Return what a section says of one module; None where it is left as it is."""
+    if any(fnmatchcase(module, pattern) for pattern in section_names(section, *_EXCLUDED)):
         return None
     if section.get("quant_algo") != MIXED:
-        return _whole(section)
-    layers, name = _layers(section), module
+        return _default_section(section)
+    layers, name = _layer_sections(section), module
     while name:  # stacked experts are named by the module that holds them
         if name in layers:
-            return _said(layers[name])
+            return _algorithm_section(layers[name])
         name = name.rpartition(".")[0]
     return None
 
 
-def _every(section: Config) -> Sequence[Config]:
+def _all_sections(section: Config) -> Sequence[Config]:
+    """Return all sections that some module may have."""
     if section.get("quant_algo") != MIXED:
-        return [_whole(section)]
+        return [_default_section(section)]
     found: list[Config] = []
-    for own in _layers(section).values():
-        said = _said(own)
+    for own in _layer_sections(section).values():
+        said = _algorithm_section(own)
         if said not in found:
             found.append(said)
     return found
 
 
-SCOPE = Scope(_at, _every)
+SCOPE = Scope(_section_at, _all_sections)

@@ -9,7 +9,8 @@
 | bitsandbytes | nothing: plain weights are quantized when loaded | as awq |
 
 Loaders differ in how a list is read, so there are two answers: whether every reader takes a module
-for a listed one (`lists`), and whether none does (`claims`). Other methods are not judged.
+for a listed one (`leaves_out`), and whether none does (`claims_packed`). Other methods are not
+judged.
 Source: transformers 5.23, quantizers/quantizers_utils.py (should_convert_module) and
 utils/quantization_config.py; vLLM takes a listed name anywhere in a module's; compressed-tensors
 0.20, utils/match.py.
@@ -24,7 +25,7 @@ from aprfmt.codecs.compressed_scope import MIXED as MIXED_FORMATS
 from aprfmt.codecs.compressed_scope import PATTERN, SCOPE, groups_of, is_named
 from aprfmt.codecs.dialect import Config
 from aprfmt.codecs.modelopt_scope import MIXED
-from aprfmt.codecs.scope import names, table
+from aprfmt.codecs.scope import section_mapping, section_names
 from aprfmt.errors import CodecError
 
 MORE = "modules_to_convert"  # of FP8: modules besides the projections that are packed
@@ -34,7 +35,8 @@ _PROJECTIONS = ("Linear",)  # the class of module that a projection is
 Fits = Callable[[str, str], bool]  # (listed name, module)
 
 
-def _fits_ends(entry: str, module: str) -> bool:
+def _matches_name_end(entry: str, module: str) -> bool:
+    """Return whether a listed name is the end of a module's name."""
     if not entry:
         return False
     if module.endswith(entry):
@@ -45,7 +47,8 @@ def _fits_ends(entry: str, module: str) -> bool:
         return False
 
 
-def _fits_name(entry: str, module: str) -> bool:
+def _matches_name(entry: str, module: str) -> bool:
+    """Return whether a listed name is a module's name, or a pattern of it."""
     return is_named(entry, module)
 
 
@@ -63,12 +66,12 @@ class Method(NamedTuple):
 
 
 METHODS: Mapping[str, Method] = {
-    "compressed-tensors": Method(("ignore",), _fits_name, "re:.*NAME$"),
-    "awq": Method(("modules_to_not_convert",), _fits_ends),
-    "fp8": Method(("modules_to_not_convert", "ignored_layers"), _fits_ends),
+    "compressed-tensors": Method(("ignore",), _matches_name, "re:.*NAME$"),
+    "awq": Method(("modules_to_not_convert",), _matches_name_end),
+    "fp8": Method(("modules_to_not_convert", "ignored_layers"), _matches_name_end),
     "modelopt": Method(("exclude_modules", "ignore"), lambda e, m: fnmatchcase(m, e), "*NAME"),
-    "gptq": Method((), _fits_ends),
-    "bitsandbytes": Method(("llm_int8_skip_modules",), _fits_ends, all_others=False),
+    "gptq": Method((), _matches_name_end),
+    "bitsandbytes": Method(("llm_int8_skip_modules",), _matches_name_end, all_others=False),
 }
 
 
@@ -87,10 +90,10 @@ def list_of(section: Config) -> tuple[str, list[str]]:
     method = method_of(section)
     keys = () if method is None else method.keys
     key = next((key for key in keys if section.get(key) is not None), keys[0] if keys else "")
-    return key, names(section, key) if key else []
+    return key, section_names(section, key) if key else []
 
 
-def lists(section: Config, module: str) -> bool:
+def leaves_out(section: Config, module: str) -> bool:
     """Say whether a section surely leaves a module as it is."""
     method = method_of(section)
     if method is None:
@@ -114,7 +117,7 @@ def _may_fit(method: Method, entry: str, module: str) -> bool:
     return f".{plain}." in f".{module}." or (not exact and plain in module)
 
 
-def claims(section: Config, module: str, spellings: Iterable[str]) -> bool:
+def claims_packed(section: Config, module: str, spellings: Iterable[str]) -> bool:
     """Say whether every reader takes a projection for a packed one.
 
     `spellings` are the names that loaders may have for the module, its own included. False where
@@ -127,39 +130,40 @@ def claims(section: Config, module: str, spellings: Iterable[str]) -> bool:
     if any(fits_any(section, entry, every) for entry in list_of(section)[1]):
         return False
     if method is METHODS["compressed-tensors"]:
-        return _targeted(section, every)
+        return _is_targeted(section, every)
     if method is METHODS["gptq"]:
         if any(
             matches_start(pattern.removeprefix("-:"), module)
-            for pattern in table(section, "dynamic")
+            for pattern in section_mapping(section, "dynamic")
             if pattern.startswith("-:")
         ):
             return False
         inner = section.get(_BLOCK)
         if inner is not None:
-            return any(module.endswith(f".{name}") for name in _flat(inner))
+            return any(module.endswith(f".{name}") for name in _strings_in(inner))
     return section.get("quant_algo") != MIXED
 
 
-def _flat(value: Any) -> list[str]:
+def _strings_in(value: Any) -> list[str]:
+    """Return the strings in a value and the lists in it."""
     if isinstance(value, str):
         return [value]
-    return [one for each in value for one in _flat(each)] if isinstance(value, list) else []
+    return [one for each in value for one in _strings_in(each)] if isinstance(value, list) else []
 
 
-def _targeted(section: Config, spellings: Iterable[str]) -> bool:
+def _is_targeted(section: Config, spellings: Iterable[str]) -> bool:
     """Say whether a projection is in a group of packed weights, under whichever of its names."""
     every, groups = [*spellings], groups_of(section)
     if len(groups) > 1 or section.get("format") == MIXED_FORMATS:
         return all(SCOPE.at(section, module) is not None for module in every)
-    targets = [target for group in groups.values() for target in names(group, "targets")]
+    targets = [target for group in groups.values() for target in section_names(group, "targets")]
     return any(
         target in _PROJECTIONS or any(is_named(target, module) for module in every)
         for target in targets
     )
 
 
-def untargeted(section: Config, modules: Iterable[str]) -> str:
+def group_without_modules(section: Config, modules: Iterable[str]) -> str:
     """Return the name of the one group whose targets fit none of the modules; "" where one fits.
 
     Targets that are classes fit what they are about; so do those of several groups here.
@@ -170,7 +174,7 @@ def untargeted(section: Config, modules: Iterable[str]) -> str:
     if len(groups) != 1:
         return ""
     ((name, group),) = groups.items()
-    targets = names(group, "targets")
+    targets = section_names(group, "targets")
     if any(target.isidentifier() and target[:1].isupper() for target in targets):
         return ""
     fits = any(is_named(target, module) for target in targets for module in every)

@@ -12,7 +12,7 @@ import numpy as np
 from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product, ordered_sum
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, d_times, half
 from aprfmt.codecs.bits import crumbs, halves, join_crumbs
-from aprfmt.codecs.k_search import importance_weights, recode
+from aprfmt.codecs.k_search import encode_codes, importance_weights
 from aprfmt.codecs.searches import refined_scale, signed_scale
 from aprfmt.codecs.weighted import block_first, element_first
 
@@ -75,7 +75,7 @@ class Q3_K(BlockCodec):
         block["d"] = d
         block["scales"] = pack_scales(scales)
         rounded = half(block["d"]) * (scales.astype(np.float32) - 32)
-        codes = recode(x, block_first(code, 256), rounded, (-4, 3), plus=4)
+        codes = encode_codes(x, block_first(code, 256), rounded, (-4, 3), plus=4)
         block["hmask"] = np.packbits((codes >> 2).reshape(-1, 8, 32), axis=1, bitorder="little")[
             :, 0
         ]

@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, d_times, half
 from aprfmt.codecs.bits import join_crumbs, join_halves
-from aprfmt.codecs.k_search import recode
+from aprfmt.codecs.k_search import encode_codes
 from aprfmt.codecs.searches import SMALLEST, signed_scale
 from aprfmt.codecs.weighted import block_first, element_first
 
@@ -51,7 +51,7 @@ class Q6_K(BlockCodec):
         block["d"] = np.float32(1) / inverse
         block["scales"] = np.minimum(nearest_product(inverse[:, None], values, fused), 127)
         rounded = half(block["d"]) * block["scales"]
-        codes = recode(x, block_first(code, 256), rounded, (-32, 31), plus=32)
+        codes = encode_codes(x, block_first(code, 256), rounded, (-32, 31), plus=32)
         block["ql"] = join_halves((codes & 15).reshape(-1, 128)).reshape(-1, 128)
         block["qh"] = join_crumbs((codes >> 4).reshape(-1, 4, 32)).reshape(-1, 64)
         block[np.abs(largest) < SMALLEST] = np.zeros((), self.layout)

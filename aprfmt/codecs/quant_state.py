@@ -52,7 +52,7 @@ class QuantState:
         return -(-self.count // self.blocksize)
 
 
-def _state(name: str, raw: Mapping[str, Bytes]) -> dict[str, Any]:
+def _parse_state(name: str, raw: Mapping[str, Bytes]) -> dict[str, Any]:
     """Return the JSON object that nothing is judged of yet. Raises CodecError for another thing."""
     suffix = ENCODINGS[name].claim
     text = bytes(part(name, raw, suffix)[: _JSON_LIMIT + 1])
@@ -69,17 +69,17 @@ def _state(name: str, raw: Mapping[str, Bytes]) -> dict[str, Any]:
 
 def shape_of(name: str, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
     """Return the weight's shape, whatever else the state says. Raises CodecError."""
-    return _shape(name, _state(name, raw).get("shape"))
+    return _check_shape(name, _parse_state(name, raw).get("shape"))
 
 
 def is_nested(name: str, raw: Mapping[str, Bytes]) -> bool:
     """Say whether the absmax is quantized as well. Raises CodecError for no quant state."""
-    return "nested_blocksize" in _state(name, raw)
+    return "nested_blocksize" in _parse_state(name, raw)
 
 
 def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
     """Parse the JSON part; raises CodecError for anything the library would not have written."""
-    suffix, found = ENCODINGS[name].claim, _state(name, raw)
+    suffix, found = ENCODINGS[name].claim, _parse_state(name, raw)
     if found.get("quant_type") != name.lower():
         raise CodecError(
             f"{name}: {suffix} says quant_type {found.get('quant_type')!r}, "
@@ -102,22 +102,24 @@ def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
     except OverflowError as error:
         raise CodecError(f"{name}: {suffix}: nested_offset is beyond float64") from error
     return QuantState(
-        blocksize=_count(name, found, "blocksize"),
+        blocksize=_check_count(name, found, "blocksize"),
         dtype=found["dtype"],
-        shape=_shape(name, found.get("shape")),
-        nested_blocksize=_count(name, found, "nested_blocksize") if nested else 0,
+        shape=_check_shape(name, found.get("shape")),
+        nested_blocksize=_check_count(name, found, "nested_blocksize") if nested else 0,
         nested_offset=nested_offset,
     )
 
 
-def _count(name: str, found: Mapping[str, Any], key: str) -> int:
+def _check_count(name: str, found: Mapping[str, Any], key: str) -> int:
+    """Return a positive integer of the state; CodecError for anything else."""
     value = found.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
         raise CodecError(f"{name}: quant state says {key} {value!r}, expected a positive integer")
     return value
 
 
-def _shape(name: str, value: object) -> tuple[int, ...]:
+def _check_shape(name: str, value: object) -> tuple[int, ...]:
+    """Return a shape of the state; CodecError for anything else."""
     if not isinstance(value, list) or len(value) > _DIMENSIONS:
         raise CodecError(f"{name}: quant state says shape {value!r:.80}, expected a list of sizes")
     for length in value:
@@ -185,7 +187,7 @@ def companions(
     return parts | {ENCODINGS[name].claim: json.dumps(state).encode()}
 
 
-def cut(name: str, raw: Mapping[str, Bytes], start: int, stop: int) -> dict[str, Bytes]:
+def cut_companions(name: str, raw: Mapping[str, Bytes], start: int, stop: int) -> dict[str, Bytes]:
     """Return the companions of elements [start, stop) as of a 1-D weight of their own."""
     state = state_of(name, raw)
     found = json.loads(bytes(raw[ENCODINGS[name].claim]))

@@ -28,7 +28,8 @@ class BlockSource:
     groups: Callable[[Blocks, F32 | None], Groups]
 
 
-def _scale(held: Array) -> F32:
+def _block_scales(held: Array) -> F32:
+    """Return the scale of every block as float32."""
     raw = np.ascontiguousarray(held).reshape(-1).view(np.uint8)
     found: F32 = decode("F16", raw.data, held.shape)
     wrong = ~np.isfinite(found)
@@ -38,7 +39,8 @@ def _scale(held: Array) -> F32:
     return found
 
 
-def _small(held: Blocks, whole: F32 | None) -> Groups:
+def _small_float_groups(held: Blocks, whole: F32 | None) -> Groups:
+    """Return E2M1 groups under 8-bit floats."""
     # Bit 7 is none that ggml reads, and 0x7F it reads as 0.
     four = np.ascontiguousarray(held["d"].view("<u4")) & np.uint32(0x7F7F7F7F)
     d = four.view(np.uint8).reshape(len(held), -1)
@@ -48,7 +50,8 @@ def _small(held: Blocks, whole: F32 | None) -> Groups:
     return Groups(16, d, whole=whole, codes="e2m1")
 
 
-def _powers(held: Blocks, whole: F32 | None) -> Groups:
+def _power_groups(held: Blocks, whole: F32 | None) -> Groups:
+    """Return E2M1 groups under powers of two."""
     e = np.ascontiguousarray(held["e"])
     if (e == 255).any():
         at = [int(index) for index in np.argwhere(e == 255)[0]]
@@ -57,15 +60,15 @@ def _powers(held: Blocks, whole: F32 | None) -> Groups:
 
 
 BLOCKS: Mapping[str, BlockSource] = {
-    "Q4_0": BlockSource(16, lambda held, whole: Groups(32, _scale(held["d"]))),
+    "Q4_0": BlockSource(16, lambda held, whole: Groups(32, _block_scales(held["d"]))),
     "Q4_1": BlockSource(16, lambda held, whole: Groups(
-        32, _scale(held["d"]), _scale(held["m"]), "its blocks have minimums")),
-    "NVFP4": BlockSource(8, _small),
-    "MXFP4": BlockSource(16, _powers),
+        32, _block_scales(held["d"]), _block_scales(held["m"]), "its blocks have minimums")),
+    "NVFP4": BlockSource(8, _small_float_groups),
+    "MXFP4": BlockSource(16, _power_groups),
 }  # fmt: skip
 
 
-def of_blocks(
+def grid_of_blocks(
     encoding: str, shape: tuple[int, ...], rows: ReadRows, whole: F32 | None
 ) -> GridWeight:
     """Return a weight in blocks, [out, in], as codes and numbers; CodecError where it is none.

@@ -13,30 +13,42 @@ from aprfmt.codecs import compressed_tensors as compressed
 from aprfmt.codecs import modelopt as nvidia
 from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.compressed_claims import NAME
-from aprfmt.codecs.dialect import Config, Parts, StoredPart, array, fits, need, scales, words_of
+from aprfmt.codecs.dialect import (
+    Config,
+    Parts,
+    StoredPart,
+    check_shape,
+    part_array,
+    required_part,
+    scales,
+    words_of,
+)
 from aprfmt.codecs.grids import GridWeight, Groups
-from aprfmt.codecs.laid_out import LaidCodes, turned
+from aprfmt.codecs.laid_out import LaidCodes, transpose_numbers
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import CodecError
 
 _FLOATS = ("F16", "BF16", "F32")
 
 
-def _bytes(part: StoredPart, rows: int) -> U8:
+def _rows_of_bytes(part: StoredPart, rows: int) -> U8:
+    """Return a part's bytes as [rows, bytes]."""
     return np.frombuffer(part.raw, np.uint8).reshape(rows, -1)
 
 
 def _rows_of(main: StoredPart, shape: tuple[int, ...]) -> Callable[[int, int], U8]:
     """Return the codes of a main part whose bytes are rows of codes, the low nibble first."""
-    held = _bytes(main, int(np.prod(shape[:-1], dtype=np.int64)))
+    held = _rows_of_bytes(main, int(np.prod(shape[:-1], dtype=np.int64)))
     return lambda start, stop: held[start:stop]
 
 
-def _flat(held: Array) -> Array:
+def _flatten_matrices(held: Array) -> Array:
+    """Return numbers [matrices, down, across] as [rows, across]."""
     return np.ascontiguousarray(held).reshape(-1, held.shape[-1])
 
 
-def _finite(name: str, suffix: str, held: Array) -> Array:
+def _check_finite(name: str, suffix: str, held: Array) -> Array:
+    """Return numbers; CodecError where one is not finite."""
     wrong = ~np.isfinite(held)
     if wrong.any():
         at = [int(index) for index in np.argwhere(wrong)[0]]
@@ -44,12 +56,13 @@ def _finite(name: str, suffix: str, held: Array) -> Array:
     return held
 
 
-def _four(bits: object) -> None:
+def _check_four_bits(bits: object) -> None:
+    """Raise CodecError unless codes have four bits."""
     if bits != 4:
         raise CodecError(f"codes have {bits} bits, expected 4")
 
 
-def _micro(
+def _micro_grid(
     shape: tuple[int, ...],
     main: StoredPart,
     exponents: StoredPart,
@@ -62,7 +75,7 @@ def _micro(
     """Return E2M1 codes under bytes that are scales; `form` are the encodings they may have."""
     if exponents.encoding not in form.split():
         raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")
-    held = _bytes(exponents, int(np.prod(shape[:-1], dtype=np.int64)))
+    held = _rows_of_bytes(exponents, int(np.prod(shape[:-1], dtype=np.int64)))
     groups = Groups(size, held, whole=whole, exact=exact, divisor=divisor, codes="e2m1")
     return GridWeight(shape, groups, _rows_of(main, shape))
 
@@ -70,43 +83,44 @@ def _micro(
 _POWERS, _E4M3 = "U8 F8_E8M0", "F8_E4M3"
 
 
-def _form(target: str, is_power: bool) -> str:
+def _scale_form(target: str, is_power: bool) -> str:
     """Return what the scales of E2M1 codes are for a target; CodecError for the other's."""
     if is_power != (target == "MXFP4"):
         raise CodecError(f"its scales are {'powers of two' if is_power else 'E4M3'}")
     return _POWERS if is_power else _E4M3
 
 
-def modelopt(packed: PackedWeight, target: str) -> GridWeight:
+def read_modelopt(packed: PackedWeight, target: str) -> GridWeight:
     """Read ModelOpt's NVFP4 and MXFP4."""
-    return _of_modelopt(packed.parts, packed.config, target)
+    return _read_modelopt(packed.parts, packed.config, target)
 
 
-def experts_modelopt(packed: PackedWeight, target: str) -> GridWeight:
+def read_modelopt_experts(packed: PackedWeight, target: str) -> GridWeight:
     """Read ModelOpt's NVFP4 of experts in one tensor, stored with inputs before outputs."""
-    return _of_modelopt(nvidia.as_weight(packed.parts, turned=True), packed.config, target)
+    return _read_modelopt(nvidia.as_weight(packed.parts, turned=True), packed.config, target)
 
 
-def _of_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:
+def _read_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:
+    """Return a ModelOpt weight as codes and numbers of groups."""
     algorithm = nvidia.algorithm_of(config)
     if algorithm.packs != -1 or algorithm.group is None:
         raise CodecError(f"{config.get('quant_algo')} is not E2M1 by group of inputs")
     if nvidia.SMOOTH in parts:
         raise CodecError(f"part {nvidia.SMOOTH!r} multiplies its inputs")
-    form, shape = _form(target, not algorithm.second), nvidia.DIALECT.shape_of(parts, config)
+    form, shape = _scale_form(target, not algorithm.second), nvidia.DIALECT.shape_of(parts, config)
     algorithm.scale(parts)  # none is NaN or negative
     whole = nvidia.second_scale(parts, shape).reshape(-1) if algorithm.second else None
     main, scale = parts[nvidia.DIALECT.main], parts[nvidia.SCALE]
-    return _micro(shape, main, scale, algorithm.group, form, whole)
+    return _micro_grid(shape, main, scale, algorithm.group, form, whole)
 
 
-def compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
+def read_compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
     """Read compressed-tensors' NVFP4 and MXFP4."""
     parts, config = packed.parts, packed.config
-    kind, size, powers = compressed.micro_of(config)
-    _four(kind.kind.bits)
-    form, shape = _form(target, powers is not None), packed.dialect.shape_of(parts, config)
-    main, stored = parts[packed.dialect.main], need(NAME, parts, compressed.SCALE)
+    kind, size, powers = compressed.micro_formats(config)
+    _check_four_bits(kind.kind.bits)
+    form, shape = _scale_form(target, powers is not None), packed.dialect.shape_of(parts, config)
+    main, stored = parts[packed.dialect.main], required_part(NAME, parts, compressed.SCALE)
     held = scales(NAME, parts, compressed.SCALE, form.split())
     whole, divisor, exact = None, None, True
     if powers is None:
@@ -114,79 +128,82 @@ def compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
         whole = (np.float32(1) / divisor).astype(np.float32)
         seen = np.unique(held)
         exact = bool(np.array_equal(seen / divisor, seen * whole))
-    return _micro(shape, main, stored, size, form, whole, divisor, exact)
+    return _micro_grid(shape, main, stored, size, form, whole, divisor, exact)
 
 
-def gpt_oss(packed: PackedWeight, target: str) -> GridWeight:
+def read_gpt_oss(packed: PackedWeight, target: str) -> GridWeight:
     """Read gpt-oss's experts."""
     parts = packed.parts
-    shape, power = packed.dialect.shape_of(parts, packed.config), need("gpt_oss", parts, "_scales")
-    fits("gpt_oss", "_scales", power.shape, parts["_blocks"].shape[:3])
+    shape, power = (
+        packed.dialect.shape_of(parts, packed.config),
+        required_part("gpt_oss", parts, "_scales"),
+    )
+    check_shape("gpt_oss", "_scales", power.shape, parts["_blocks"].shape[:3])
     scales("gpt_oss", parts, "_scales", ("U8",))
-    return _micro(shape, parts["_blocks"], power, 32, _POWERS)
+    return _micro_grid(shape, parts["_blocks"], power, 32, _POWERS)
 
 
-def fp8_micro(packed: PackedWeight, target: str) -> GridWeight:
+def read_fp8_micro(packed: PackedWeight, target: str) -> GridWeight:
     """Read E2M1 in int8 under powers of two, as DeepSeek-V4 has its experts."""
     parts, dialect = packed.parts, packed.dialect
-    main = need(fp8_block.NAME, parts, dialect.main)
+    main = required_part(fp8_block.NAME, parts, dialect.main)
     if main.encoding not in fp8_block.PACKED:
         raise CodecError(f"its codes are {main.encoding}, of eight bits")
     shape, suffix = dialect.shape_of(parts, packed.config), dialect.parts[0]
     scales(fp8_block.NAME, parts, suffix, _POWERS.split())  # none is NaN
-    return _micro(shape, main, parts[suffix], 32, _POWERS)
+    return _micro_grid(shape, main, parts[suffix], 32, _POWERS)
 
 
-def micro_mlx(packed: PackedWeight, target: str) -> GridWeight:
+def read_mlx_micro(packed: PackedWeight, target: str) -> GridWeight:
     """Read MLX's modes mxfp4 and nvfp4."""
     mode = str(packed.config.get("mode", "affine"))
     if mode != target.lower():
         raise CodecError(f"its mode is {mode}")
     shape = packed.dialect.shape_of(packed.parts, packed.config)
-    stored = need(mlx.NAME, packed.parts, ".scales")
+    stored = required_part(mlx.NAME, packed.parts, ".scales")
     size = int(packed.config["group_size"])
-    fits(mlx.NAME, ".scales", stored.shape, (*shape[:-1], shape[-1] // size))
+    check_shape(mlx.NAME, ".scales", stored.shape, (*shape[:-1], shape[-1] // size))
     if mode == "nvfp4":
         as_floats = stored._replace(encoding="F8_E4M3")
         scales(mlx.NAME, {".scales": as_floats}, ".scales", ("F8_E4M3",))
-    return _micro(shape, need(mlx.NAME, packed.parts, ".weight"), stored, size, "U8")
+    return _micro_grid(shape, required_part(mlx.NAME, packed.parts, ".weight"), stored, size, "U8")
 
 
-def affine_mlx(packed: PackedWeight, target: str) -> GridWeight:
+def read_mlx_affine(packed: PackedWeight, target: str) -> GridWeight:
     """Read MLX's four bits with scales and biases."""
     parts, config = packed.parts, packed.config
     if config.get("mode", "affine") != "affine":
         raise CodecError(f"its mode is {config['mode']}")
-    _four(config.get("bits"))
+    _check_four_bits(config.get("bits"))
     shape = packed.dialect.shape_of(parts, config)
     found = [
-        _finite(mlx.NAME, suffix, array(mlx.NAME, parts, suffix, _FLOATS))
+        _check_finite(mlx.NAME, suffix, part_array(mlx.NAME, parts, suffix, _FLOATS))
         for suffix in (".scales", ".biases")
     ]
     size = int(config["group_size"])
     for suffix, held in zip((".scales", ".biases"), found, strict=True):
-        fits(mlx.NAME, suffix, held.shape, (*shape[:-1], shape[-1] // size))
-    groups = Groups(size, _flat(found[0]), _flat(found[1]), "it has biases")
+        check_shape(mlx.NAME, suffix, held.shape, (*shape[:-1], shape[-1] // size))
+    groups = Groups(size, _flatten_matrices(found[0]), _flatten_matrices(found[1]), "it has biases")
     return GridWeight(shape, groups, _rows_of(parts[".weight"], shape))
 
 
-def _with_zeros(size: int, scale: F32, zeros: F32) -> Groups:
+def _zero_point_groups(size: int, scale: F32, zeros: F32) -> Groups:
     """Return integers of 0 to 15 less a zero point; all float32 [rows, groups]."""
     low, high = (int(zeros.min()), int(zeros.max())) if zeros.size else (8, 8)
     if low == high == 8:
         return Groups(size, scale)
     if not zeros.flags.c_contiguous:
-        zeros = turned(zeros.T)
+        zeros = transpose_numbers(zeros.T)
     why = f"zero points are {low} to {high}, not 8"
     return Groups(size, scale, -(zeros * scale), why, zeros=zeros)
 
 
-def affine_gptq(packed: PackedWeight, target: str) -> GridWeight:
+def read_gptq(packed: PackedWeight, target: str) -> GridWeight:
     """Read GPTQ's four bits; the inputs must be in their order."""
     parts, config = packed.parts, packed.config
-    _four(config.get("bits"))
+    _check_four_bits(config.get("bits"))
     outputs, inputs = packed.dialect.shape_of(parts, config)
-    scale = _finite(gptq.NAME, ".scales", array(gptq.NAME, parts, ".scales", _FLOATS))
+    scale = _check_finite(gptq.NAME, ".scales", part_array(gptq.NAME, parts, ".scales", _FLOATS))
     zeros = gptq.zeros_of(parts, config, outputs, scale)
     count = scale.shape[0]
     group = gptq.groups_of(parts, config, inputs, count)
@@ -199,36 +216,40 @@ def affine_gptq(packed: PackedWeight, target: str) -> GridWeight:
     def codes(start: int, stop: int) -> U8:
         return np.ascontiguousarray(every.streams(0, start, stop))
 
-    groups = _with_zeros(size, turned(scale), zeros.T)
+    groups = _zero_point_groups(size, transpose_numbers(scale), zeros.T)
     return GridWeight((outputs, inputs), groups, codes)
 
 
-def affine_awq(packed: PackedWeight, target: str) -> GridWeight:
+def read_awq(packed: PackedWeight, target: str) -> GridWeight:
     """Read AWQ's four bits."""
     parts, config = packed.parts, packed.config
     outputs, inputs = packed.dialect.shape_of(parts, config)
-    scale = _finite(awq.NAME, ".scales", array(awq.NAME, parts, ".scales", _FLOATS))
+    scale = _check_finite(awq.NAME, ".scales", part_array(awq.NAME, parts, ".scales", _FLOATS))
     zeros, size = awq.zeros_of(parts, config, outputs, inputs, scale)
     held = awq.codes_of(words_of(awq.NAME, parts, ".qweight", ("I32",)))
 
     def codes(start: int, stop: int) -> U8:
         return np.ascontiguousarray(held.streams(0, start, stop))
 
-    groups = _with_zeros(size, turned(scale), zeros)
+    groups = _zero_point_groups(size, transpose_numbers(scale), zeros)
     return GridWeight((outputs, inputs), groups, codes)
 
 
-def compressed_integers(packed: PackedWeight, target: str) -> GridWeight:
+def read_compressed_integers(packed: PackedWeight, target: str) -> GridWeight:
     """Read compressed-tensors' packed integers of four bits, by row or group of inputs."""
     parts, config = packed.parts, packed.config
-    _four(compressed.weights_of(config).get("num_bits"))
+    _check_four_bits(compressed.weights_of(config).get("num_bits"))
     shape = packed.dialect.shape_of(parts, config)
-    main = need(NAME, parts, packed.dialect.main)
+    main = required_part(NAME, parts, packed.dialect.main)
     scale, zeros = compressed.group_numbers(parts, config, shape)
-    _finite(NAME, compressed.SCALE, scale)
+    _check_finite(NAME, compressed.SCALE, scale)
     if shape[-1] % 8:
         raise CodecError(f"rows of {shape[-1]} codes end within a word")
     size = shape[-1] // scale.shape[-1]
-    flat = _flat(scale)
-    groups = Groups(size, flat) if zeros is None else _with_zeros(size, flat, _flat(zeros + 8))
+    flat = _flatten_matrices(scale)
+    groups = (
+        Groups(size, flat)
+        if zeros is None
+        else _zero_point_groups(size, flat, _flatten_matrices(zeros + 8))
+    )
     return GridWeight(shape, groups, _rows_of(main, shape))

@@ -51,11 +51,11 @@ class RepackTarget:
         for name, held in numbers.items():
             times = columns // self.group // held.shape[1]
             each = held if times == 1 else np.repeat(held, times, axis=1)
-            _put(each, made[name])
+            _store_numbers(each, made[name])
         return made.view(np.uint8).reshape(rows, -1)
 
 
-def _put(numbers: Array, members: Array) -> None:
+def _store_numbers(numbers: Array, members: Array) -> None:
     """Store numbers in the members of blocks; those of a block are moved as one."""
     if members.ndim == 2:
         members[...] = numbers.reshape(members.shape)
@@ -65,7 +65,7 @@ def _put(numbers: Array, members: Array) -> None:
     members.view(one)[...] = held.reshape((*members.shape[:2], 1))
 
 
-def _halved(what: str, held: Array) -> Array:
+def _to_float16(what: str, held: Array) -> Array:
     """Return numbers as float16; CodecError where one is too large for it, or is no number."""
     with np.errstate(all="ignore"):
         if held.dtype == np.float32:
@@ -79,49 +79,59 @@ def _halved(what: str, held: Array) -> Array:
     return found
 
 
-def _floats(stored: Array) -> F32:
+def _to_float32(stored: Array) -> F32:
+    """Return stored float16 numbers as float32."""
     raw = np.ascontiguousarray(stored).reshape(-1).view(np.uint8).data
     found: F32 = decode("F16", raw, stored.shape)
     return found
 
 
-def _same(held: Array, stored: Array) -> bool:
-    return bool(np.array_equal(held, _floats(stored)))
+def _is_unchanged(held: Array, stored: Array) -> bool:
+    """Return whether stored numbers are the groups' own."""
+    return bool(np.array_equal(held, _to_float32(stored)))
 
 
-def _q4_0(groups: Groups) -> BlockMembers:
+def _make_q4_0(groups: Groups) -> BlockMembers:
+    """Return the members of Q4_0's blocks."""
     if groups.offset is not None:
         raise CodecError(f"{groups.why}, and Q4_0 has no minimum")
-    return {"d": _halved("scale", groups.scale)}
+    return {"d": _to_float16("scale", groups.scale)}
 
 
-def _q4_1(groups: Groups) -> BlockMembers:
+def _make_q4_1(groups: Groups) -> BlockMembers:
+    """Return the members of Q4_1's blocks."""
     offset = -8 * groups.scale if groups.offset is None else groups.offset
-    return {"d": _halved("scale", groups.scale), "m": _halved("minimum", offset)}
+    return {"d": _to_float16("scale", groups.scale), "m": _to_float16("minimum", offset)}
 
 
-def _q4_1_fits(groups: Groups, numbers: BlockMembers) -> bool:
+def _fits_q4_1(groups: Groups, numbers: BlockMembers) -> bool:
+    """Return whether a group's numbers give the same values as Q4_1."""
     offset = -8 * groups.scale if groups.offset is None else groups.offset
-    return _same(groups.scale, numbers["d"]) and _same(offset, numbers["m"])
+    return _is_unchanged(groups.scale, numbers["d"]) and _is_unchanged(offset, numbers["m"])
 
 
-def _exponents(groups: Groups) -> BlockMembers:
+def _make_mxfp4(groups: Groups) -> BlockMembers:
+    """Return the members of MXFP4's blocks."""
     return {"e": groups.scale}
 
 
-def _small_floats(groups: Groups) -> BlockMembers:
+def _make_nvfp4(groups: Groups) -> BlockMembers:
+    """Return the members of NVFP4's blocks."""
     return {"d": groups.scale & 0x7F}  # -0 is the one number with a sign that a source may have
 
 
-def _steps(groups: Groups, made: BlockMembers) -> Groups:
-    return Groups(groups.size, _floats(made["d"]))
+def _stored_scales(groups: Groups, made: BlockMembers) -> Groups:
+    """Return the groups with the scales that blocks hold."""
+    return Groups(groups.size, _to_float32(made["d"]))
 
 
-def _steps_from(groups: Groups, made: BlockMembers) -> Groups:
-    return Groups(groups.size, _floats(made["d"]), _floats(made["m"]))
+def _stored_scales_and_minima(groups: Groups, made: BlockMembers) -> Groups:
+    """Return the groups with the scales and minima that blocks hold."""
+    return Groups(groups.size, _to_float32(made["d"]), _to_float32(made["m"]))
 
 
-def _bytes(member: str) -> Callable[[Groups, BlockMembers], Groups]:
+def _stored_bytes(member: str) -> Callable[[Groups, BlockMembers], Groups]:
+    """Return a function that gives the groups with a member's bytes as scales."""
     return lambda groups, made: replace(groups, scale=made[member], divisor=None)
 
 
@@ -129,10 +139,17 @@ TARGETS: Mapping[str, RepackTarget] = {
     row.name: row
     for row in (
         RepackTarget(
-            "Q4_0", 32, 16, _q4_0, lambda groups, made: _same(groups.scale, made["d"]), _steps
+            "Q4_0",
+            32,
+            16,
+            _make_q4_0,
+            lambda groups, made: _is_unchanged(groups.scale, made["d"]),
+            _stored_scales,
         ),
-        RepackTarget("Q4_1", 32, 16, _q4_1, _q4_1_fits, _steps_from),
-        RepackTarget("MXFP4", 32, 16, _exponents, lambda groups, made: True, _bytes("e")),
-        RepackTarget("NVFP4", 16, 8, _small_floats, lambda groups, made: groups.exact, _bytes("d")),
+        RepackTarget("Q4_1", 32, 16, _make_q4_1, _fits_q4_1, _stored_scales_and_minima),
+        RepackTarget("MXFP4", 32, 16, _make_mxfp4, lambda groups, made: True, _stored_bytes("e")),
+        RepackTarget(
+            "NVFP4", 16, 8, _make_nvfp4, lambda groups, made: groups.exact, _stored_bytes("d")
+        ),
     )
 }

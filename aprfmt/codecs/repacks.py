@@ -19,16 +19,16 @@ from aprfmt.codecs.grids import GridWeight
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.parallel import run
 from aprfmt.codecs.repack_sources import (
-    affine_awq,
-    affine_gptq,
-    affine_mlx,
-    compressed_integers,
-    compressed_micro,
-    experts_modelopt,
-    fp8_micro,
-    gpt_oss,
-    micro_mlx,
-    modelopt,
+    read_awq,
+    read_compressed_integers,
+    read_compressed_micro,
+    read_fp8_micro,
+    read_gpt_oss,
+    read_gptq,
+    read_mlx_affine,
+    read_mlx_micro,
+    read_modelopt,
+    read_modelopt_experts,
 )
 from aprfmt.codecs.repack_targets import TARGETS, RepackTarget
 from aprfmt.errors import CodecError
@@ -57,22 +57,22 @@ class Repack:
 
 # In the order of preference: what has no zero points is Q4_0.
 REPACKS: tuple[Repack, ...] = (
-    Repack("MODELOPT", "NVFP4", modelopt),
-    Repack("MODELOPT", "MXFP4", modelopt),
-    Repack("MODELOPT_EXPERTS", "NVFP4", experts_modelopt),
-    Repack("COMPRESSED_PACKED_FLOAT", "NVFP4", compressed_micro),
-    Repack("COMPRESSED_PACKED_FLOAT", "MXFP4", compressed_micro),
-    Repack("COMPRESSED_PACKED", "Q4_0", compressed_integers),
-    Repack("COMPRESSED_PACKED", "Q4_1", compressed_integers),
-    Repack("GPT_OSS", "MXFP4", gpt_oss),
-    Repack("FP8_BLOCK", "MXFP4", fp8_micro),
-    Repack("GPTQ", "Q4_0", affine_gptq),
-    Repack("GPTQ", "Q4_1", affine_gptq),
-    Repack("AWQ", "Q4_0", affine_awq),
-    Repack("AWQ", "Q4_1", affine_awq),
-    Repack("MLX", "Q4_1", affine_mlx),
-    Repack("MLX", "MXFP4", micro_mlx),
-    Repack("MLX", "NVFP4", micro_mlx),
+    Repack("MODELOPT", "NVFP4", read_modelopt),
+    Repack("MODELOPT", "MXFP4", read_modelopt),
+    Repack("MODELOPT_EXPERTS", "NVFP4", read_modelopt_experts),
+    Repack("COMPRESSED_PACKED_FLOAT", "NVFP4", read_compressed_micro),
+    Repack("COMPRESSED_PACKED_FLOAT", "MXFP4", read_compressed_micro),
+    Repack("COMPRESSED_PACKED", "Q4_0", read_compressed_integers),
+    Repack("COMPRESSED_PACKED", "Q4_1", read_compressed_integers),
+    Repack("GPT_OSS", "MXFP4", read_gpt_oss),
+    Repack("FP8_BLOCK", "MXFP4", read_fp8_micro),
+    Repack("GPTQ", "Q4_0", read_gptq),
+    Repack("GPTQ", "Q4_1", read_gptq),
+    Repack("AWQ", "Q4_0", read_awq),
+    Repack("AWQ", "Q4_1", read_awq),
+    Repack("MLX", "Q4_1", read_mlx_affine),
+    Repack("MLX", "MXFP4", read_mlx_micro),
+    Repack("MLX", "NVFP4", read_mlx_micro),
 )
 
 
@@ -175,7 +175,7 @@ class Repacked:
         return changed, float(off.max(initial=0.0))
 
 
-def repacked(packed: PackedWeight, source: str, targets: Container[str]) -> "Repacked | str":
+def repack(packed: PackedWeight, source: str, targets: Container[str]) -> "Repacked | str":
     """Return a weight in the first of the encodings that can hold it, or why none can.
 
     `source` is the encoding it has, `targets` are those that may be used.
@@ -190,6 +190,6 @@ def repacked(packed: PackedWeight, source: str, targets: Container[str]) -> "Rep
     return why
 
 
-def pairs_of(source: str) -> tuple[str, ...]:
+def repack_targets(source: str) -> tuple[str, ...]:
     """Return the encodings that weights of an encoding can be repacked to."""
     return tuple(row.target for row in REPACKS if row.source == source)

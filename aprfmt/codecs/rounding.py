@@ -15,14 +15,14 @@ _UP, _DOWN = (0.75, 1.75, 3.5), (0.25, 1.25, 2.5, 5.0)
 E2M1_MAX, E4M3_MAX = np.float32(6), np.float32(448)
 
 
-def grouped(values: F32, size: int) -> F32:
+def group_values(values: F32, size: int) -> F32:
     """Return values [rows, inputs] as [rows, groups, size], a view."""
     return values.reshape(len(values), -1, size)
 
 
-def largest(values: F32, size: int) -> F32:
+def largest_magnitudes(values: F32, size: int) -> F32:
     """Return the largest magnitude of each group, [rows, groups]."""
-    groups = grouped(values, size)
+    groups = group_values(values, size)
     found: F32 = np.maximum(groups.max(axis=2), -groups.min(axis=2))
     return found + np.float32(0)  # no -0
 
@@ -30,7 +30,7 @@ def largest(values: F32, size: int) -> F32:
 def integer_codes(values: F32, groups: Groups) -> U8:
     """Return codes of 0 to 15 nearest to value / scale + zero point, two a byte."""
     zeros = np.float32(8) if groups.zeros is None else groups.zeros[..., None].astype(np.float32)
-    found = grouped(values, groups.size) / groups.scale[..., None]
+    found = group_values(values, groups.size) / groups.scale[..., None]
     np.rint(found, out=found)
     found += zeros
     np.clip(found, 0, 15, out=found)
@@ -43,7 +43,7 @@ def e2m1_codes(values: F32, groups: Groups) -> U8:
 
     What is below zero keeps its sign when it is rounded to zero.
     """
-    found = grouped(values, groups.size) / groups.scales()[..., None]
+    found = group_values(values, groups.size) / groups.scales()[..., None]
     codes = (found < 0).astype(np.uint8) << 3
     np.abs(found, out=found)
     for bound in _UP:

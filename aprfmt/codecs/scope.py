@@ -24,7 +24,7 @@ class Scope(NamedTuple):
     every: Callable[[Config], Sequence[Config]]
 
 
-def table(section: Config, key: str) -> Mapping[str, Any]:
+def section_mapping(section: Config, key: str) -> Mapping[str, Any]:
     """Return a mapping of the section, empty where it has none; CodecError for anything else."""
     value = section.get(key) or {}
     if not isinstance(value, Mapping):
@@ -32,7 +32,7 @@ def table(section: Config, key: str) -> Mapping[str, Any]:
     return value
 
 
-def names(section: Config, *keys: str) -> list[str]:
+def section_names(section: Config, *keys: str) -> list[str]:
     """Return the list of names that the first key present has; CodecError for anything else."""
     value: Any = next((section[key] for key in keys if section.get(key) is not None), [])
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):

@@ -44,7 +44,7 @@ def section_at(section: Config, module: str) -> Config | None:
     return section if scope is None else scope.at(section, module)
 
 
-def sections(section: Config) -> Sequence[Config]:
+def all_sections(section: Config) -> Sequence[Config]:
     """Return all sections that `section_at` can give for some module."""
     scope = scope_of(section)
     return [section] if scope is None else scope.every(section)

@@ -29,7 +29,8 @@ SMALLEST = np.float32(1e-15)  # GROUP_MAX_EPS: below it a group counts as all ze
 _TENTH = np.float32(0.1)
 
 
-def _ratio(a: F32, b: F32, where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> F32:
+def _safe_ratio(a: F32, b: F32, where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> F32:
+    """Return a / b, 0 outside of `where`."""
     result: F32 = np.divide(a, b, out=np.zeros_like(a), where=where)
     return result
 
@@ -51,7 +52,7 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
         return code, sum_of_products(wx, q, fused), sum_of_products(w * q, q, fused)
 
     code, sum_lx, sum_l2 = fit(np.float32(-nmax) / largest)
-    scale = _ratio(sum_lx, sum_l2, sum_l2 != 0)
+    scale = _safe_ratio(sum_lx, sum_l2, sum_l2 != 0)
     best = scale * sum_lx
     for step in (*range(-9, 0), *range(1, 10)):
         numerator = -multiply_add(_TENTH, np.float32(step), np.float32(nmax), fused)
@@ -76,7 +77,7 @@ def refined_scale(x: F32, nmax: int, fused: bool) -> tuple[F32, I32]:
     q = code.astype(np.float32)
     sum_lx, sum_l2 = sum_of_products(w * x, q, fused), sum_of_products(w * q, q, fused)
     _move_codes(x, w, q, sum_lx, sum_l2, nmax, True, fused)
-    scale = _ratio(sum_lx, sum_l2, sum_l2 > 0)
+    scale = _safe_ratio(sum_lx, sum_l2, sum_l2 > 0)
     code = q.astype(np.int32) + nmax
     code[:, zero] = 0
     scale[zero] = 0
@@ -146,7 +147,7 @@ def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
     sum_lx, sum_l2 = sum_of_products(w * x, q, fused), sum_of_products(w * q, q, fused)
     q = (code & 255).astype(np.float32)
     _move_codes(x, w, q, sum_lx, sum_l2, nmax, False, fused)
-    scale = _ratio(sum_lx, sum_l2, sum_l2 > 0)
+    scale = _safe_ratio(sum_lx, sum_l2, sum_l2 > 0)
     code = q.astype(np.int32)
     code[:, zero] = 0
     scale[zero] = 0

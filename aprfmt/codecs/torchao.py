@@ -28,17 +28,17 @@ from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,
-    fits,
-    need,
-    numbers,
+    check_shape,
+    part_numbers,
     raw_of,
+    required_part,
     scale_numbers,
     scales,
     whole_numbers,
 )
 from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, codes_of
 from aprfmt.codecs.minifloat import MinifloatCodec
-from aprfmt.codecs.scope import Scope, table
+from aprfmt.codecs.scope import Scope, section_mapping
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = METHOD = "torchao"
@@ -63,7 +63,8 @@ _TALL, _WIDE = 128, 4  # of a tile of swizzled scales,
 _TILE_ROWS = 32  # which is stored as so many rows
 
 
-def _class(config: Config) -> str:
+def _class_name(config: Config) -> str:
+    """Return the tensor class that a section names."""
     name = config.get("_type")
     if name not in _CLASSES:
         raise UnsupportedError(
@@ -72,7 +73,7 @@ def _class(config: Config) -> str:
     return str(name)
 
 
-def _block(config: Config, shape: Sequence[int]) -> tuple[int, ...]:
+def _block_size(config: Config, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the size of a block along each axis; one number is the size along the last axis."""
     size = config.get("block_size")
     given = [1] * (len(shape) - 1) + [size] if isinstance(size, int) else size
@@ -86,12 +87,14 @@ def _block(config: Config, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _swizzled(config: Config) -> bool:
+def _has_swizzled_scales(config: Config) -> bool:
+    """Return whether scales stand in tiles for tensor cores."""
     return config.get("is_swizzled_scales") is True
 
 
-def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
-    main, allowed = need(NAME, parts, _MAIN), _CLASSES[_class(config)]
+def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
+    """Return the shape of the weight that these parts store."""
+    main, allowed = required_part(NAME, parts, _MAIN), _CLASSES[_class_name(config)]
     if main.encoding not in allowed:
         raise CodecError(
             f"{NAME}: metadata says {config['_type']}, part {_MAIN!r} is {main.encoding}, "
@@ -99,31 +102,33 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
         )
     said = config.get(_NAMES)
     for name in said if isinstance(said, list) else ():
-        need(f"{NAME}: metadata says {name!r}", parts, f"._weight_{name}")
+        required_part(f"{NAME}: metadata says {name!r}", parts, f"._weight_{name}")
     packed = main.encoding == _PACKED
     if len(main.shape) < 2:
         raise CodecError(f"{NAME}: part {_MAIN!r} has shape {list(main.shape)}, expected [out, in]")
     shape = (*main.shape[:-1], main.shape[-1] * (2 if packed else 1))
-    _grid(parts, config, shape)
+    _block_counts(parts, config, shape)
     return shape
 
 
-def _grid(parts: Parts, config: Config, shape: Sequence[int]) -> tuple[int, ...]:
+def _block_counts(parts: Parts, config: Config, shape: Sequence[int]) -> tuple[int, ...]:
     """Return how many blocks there are along each axis; CodecError unless scales are as many."""
-    grid = tuple(n // size for n, size in zip(shape, _block(config, shape), strict=True))
-    found = need(NAME, parts, _SCALE).shape
-    if _swizzled(config):
+    grid = tuple(n // size for n, size in zip(shape, _block_size(config, shape), strict=True))
+    found = required_part(NAME, parts, _SCALE).shape
+    if _has_swizzled_scales(config):
         rows = int(np.prod(grid[:-1]))
         tall, wide = -(-rows // _TALL), -(-grid[-1] // _WIDE)
         if found != (tall * wide * _TALL * _WIDE,):  # as one row, or as they are stored
             stored = (int(np.prod(found[:-1])), *found[-1:])
-            fits(NAME, _SCALE, stored, (tall * _TILE_ROWS, wide * _TALL * _WIDE // _TILE_ROWS))
+            check_shape(
+                NAME, _SCALE, stored, (tall * _TILE_ROWS, wide * _TALL * _WIDE // _TILE_ROWS)
+            )
     elif found != grid[:-1] or grid[-1] != 1:  # one a row may come without its axis
-        fits(NAME, _SCALE, found if any(n != 1 for n in (*found, *grid)) else grid, grid)
+        check_shape(NAME, _SCALE, found if any(n != 1 for n in (*found, *grid)) else grid, grid)
     return grid
 
 
-def _unswizzled(values: Array, grid: tuple[int, ...]) -> Array:
+def _unswizzle(values: Array, grid: tuple[int, ...]) -> Array:
     """Return scales in rows and columns that stand in tiles of 128 x 4."""
     rows = int(np.prod(grid[:-1]))
     tall, wide = -(-rows // _TALL), -(-grid[-1] // _WIDE)
@@ -132,35 +137,36 @@ def _unswizzled(values: Array, grid: tuple[int, ...]) -> Array:
     return plain[:rows, : grid[-1]].reshape(grid)
 
 
-def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    kind, known = _class(config), _codes(parts, config)
-    grid = _grid(parts, config, shape)
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return where a weight's codes lie, and the numbers beside them."""
+    kind, known = _class_name(config), _code_table(parts, config)
+    grid = _block_counts(parts, config, shape)
     raw = raw_of(NAME, parts, _MAIN, _CLASSES[kind])
     codes, values = codes_of(raw, known.bits, shape, known.values)
     encodings = _FLOAT if kind in _INTEGERS else ("F8_E4M3", "F8_E8M0", *_FLOAT)
     scale = scale_numbers(NAME, parts, _SCALE, encodings)
     held, table = scale
-    held = _unswizzled(held, grid) if _swizzled(config) else held.reshape(grid)
+    held = _unswizzle(held, grid) if _has_swizzled_scales(config) else held.reshape(grid)
     if _WHOLE in parts:
         whole = scales(NAME, parts, _WHOLE, ("F32",))
-        fits(NAME, _WHOLE, (whole.size,), (1,))
+        check_shape(NAME, _WHOLE, (whole.size,), (1,))
         held, table = (
             (held * whole.reshape(()), None) if table is None else (held, table * whole.reshape(()))
         )
-    block, zero, smooth = _block(config, shape), None, None
+    block, zero, smooth = _block_size(config, shape), None, None
     if _ZERO in parts:
-        stored = numbers(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
-        fits(NAME, _ZERO, (stored.size,), (held.size,))
-        zero = GroupNumbers(_of_matrices(stored.reshape(grid), block))
+        stored = part_numbers(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
+        check_shape(NAME, _ZERO, (stored.size,), (held.size,))
+        zero = GroupNumbers(_numbers_of_matrices(stored.reshape(grid), block))
     if _SMOOTH in parts:
         smooth = scales(NAME, parts, _SMOOTH, _FLOAT)
-        fits(NAME, _SMOOTH, (smooth.size,), shape[-1:])
+        check_shape(NAME, _SMOOTH, (smooth.size,), shape[-1:])
         smooth = smooth.reshape(-1)
-    scaled = GroupNumbers(_of_matrices(held, block), table)
+    scaled = GroupNumbers(_numbers_of_matrices(held, block), table)
     return LaidOut(shape, codes, values, (block[-2], block[-1]), scaled, zero, factor=smooth)
 
 
-def _of_matrices(values: Array, sizes: Sequence[int]) -> Array:
+def _numbers_of_matrices(values: Array, sizes: Sequence[int]) -> Array:
     """Return numbers of blocks as [matrices, down, across]."""
     for axis, size in enumerate(sizes[:-2]):
         if size > 1:
@@ -168,8 +174,9 @@ def _of_matrices(values: Array, sizes: Sequence[int]) -> Array:
     return values.reshape(-1, *values.shape[-2:])
 
 
-def _codes(parts: Parts, config: Config) -> CodeTable:
-    name = need(NAME, parts, _MAIN).encoding
+def _code_table(parts: Parts, config: Config) -> CodeTable:
+    """Return what the codes of a weight count as."""
+    name = required_part(NAME, parts, _MAIN).encoding
     if name == _PACKED:
         return CodeTable(4, f4.CODEC.values)
     return CodeTable(8, _FP8[name].values) if name in _FP8 else whole_numbers(8, signed=True)
@@ -183,13 +190,13 @@ DIALECT = Dialect(
     optional=(_ZERO, _WHOLE, _SMOOTH, *_ACTIVATION),
     facts=("_type", "block_size", "is_swizzled_scales"),
     recognises=lambda config: config.get("quant_method") == METHOD,
-    shape_of=_shape_of,
-    laid_out=_laid_out,
-    codes=_codes,
+    shape_of=_weight_shape,
+    laid_out=_lay_out,
+    codes=_code_table,
 )
 
 
-def _said(own: Any) -> Config:
+def _weight_section(own: Any) -> Config:
     """Return the section of one weight: its class and its attributes."""
     attributes = own.get("_data") if isinstance(own, Mapping) else None
     if not isinstance(attributes, Mapping):
@@ -202,16 +209,17 @@ def _said(own: Any) -> Config:
     }
 
 
-def _at(section: Config, module: str) -> Config | None:
-    own = table(section, TENSORS).get(f"{module}.weight")
-    return None if own is None else _said(own)
+def _section_at(section: Config, module: str) -> Config | None:
+    """Return what a section says of one module; None where it is left as it is."""
+    own = section_mapping(section, TENSORS).get(f"{module}.weight")
+    return None if own is None else _weight_section(own)
 
 
-def _every(section: Config) -> Sequence[Config]:
+def _all_sections(section: Config) -> Sequence[Config]:
     """Return the one section; UnsupportedError where nothing says what the weights are made of."""
-    if not table(section, TENSORS):
+    if not section_mapping(section, TENSORS):
         raise UnsupportedError("the file's metadata describe none of its weights")
     return [{"quant_method": METHOD}]
 
 
-SCOPE = Scope(_at, _every)
+SCOPE = Scope(_section_at, _all_sections)

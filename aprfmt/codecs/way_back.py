@@ -23,7 +23,7 @@ _NORMAL = {"BF16": (2.0**-126, 2.0**127), "F16": (2.0**-14, 2.0**15)}  # the end
 _MOVED = 2.0**-7  # of a value, more than the three roundings
 
 
-def lost_codes(packed: PackedWeight, stored: str) -> int | None:
+def count_lost_codes(packed: PackedWeight, stored: str) -> int | None:
     """Count the codes that do not come back from values stored as the plain float `stored`.
 
     A NaN counts as one code, zeros of both signs as one, too. None where the codes are no FP8.
@@ -34,21 +34,21 @@ def lost_codes(packed: PackedWeight, stored: str) -> int | None:
     if laid is None:
         return 0
     start, stop = packed.rows or (0, laid.rows)
-    if all_come_back(laid, start, stop, stored, kind.values):
+    if all_codes_return(laid, start, stop, stored, kind.values):
         return 0
     with np.errstate(all="ignore"):
         values = laid.decode(start, stop)
         scale = replace(laid, values=np.ones_like(laid.values)).decode(start, stop)
-        back = _come_back(values, scale, laid.codes_in(start, stop), stored, kind.values)
+        back = _codes_return(values, scale, laid.codes_in(start, stop), stored, kind.values)
     return int((~back).sum())
 
 
-def all_come_back(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> bool:
+def all_codes_return(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> bool:
     """Say whether each of the 256 codes comes back under every scale of rows [start, stop).
 
     The weight's own codes are not read. False where it has numbers other than scales.
     """
-    scales = _doubtful(laid, start, stop, stored, table)
+    scales = _doubtful_scales(laid, start, stop, stored, table)
     if scales is None:
         return False
     codes = np.arange(256, dtype=np.uint8)
@@ -58,12 +58,12 @@ def all_come_back(laid: LaidOut, start: int, stop: int, stored: str, table: Arra
             some = scales[at : at + step, None]
             values = laid.values * some
             every = np.broadcast_to(codes, values.shape)
-            if not _come_back(values, some, every, stored, table).all():
+            if not _codes_return(values, some, every, stored, table).all():
                 return False
     return True
 
 
-def _doubtful(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> F32 | None:
+def _doubtful_scales(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> F32 | None:
     """Return the scales of rows [start, stop) that have to be tried, all of a matrix or none.
 
     None for codes that are not bytes, and where zero points, offsets or factors join the scales.
@@ -72,7 +72,7 @@ def _doubtful(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -
     if laid.scale is None or laid.codes.bits != 8 or any(one is not None for one in beside):
         return None
     tall = laid.shape[-2]
-    low, high = _sure(table.astype(np.float32).tobytes(), stored)
+    low, high = _sure_scale_range(table.astype(np.float32).tobytes(), stored)
     numbers = []
     for matrix in range(start // tall, -(-stop // tall)):
         first, last = max(start - matrix * tall, 0), min(stop - matrix * tall, tall)
@@ -83,23 +83,23 @@ def _doubtful(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -
     return np.unique(np.concatenate(numbers)) if numbers else np.empty(0, np.float32)
 
 
-def surely_back(packed: PackedWeight, stored: str) -> bool:
+def surely_all_return(packed: PackedWeight, stored: str) -> bool:
     """Say whether every code of a weight comes back by its scales alone, which is quickly said."""
     kind, laid = _KINDS.get(packed.parts[packed.dialect.main].encoding), packed.laid_out()
     if kind is None or laid is None or packed.rows is not None:
         return False
-    scales = _doubtful(laid, 0, laid.rows, stored, kind.values)
+    scales = _doubtful_scales(laid, 0, laid.rows, stored, kind.values)
     return scales is not None and not scales.size
 
 
 @lru_cache(16)
-def _sure(values: bytes, stored: str) -> tuple[float, float]:
+def _sure_scale_range(values: bytes, stored: str) -> tuple[float, float]:
     """Return between which scales every code of a table comes back; none where the second is less.
 
     Their products with every code lie a factor of two inside the normal numbers of `stored`.
     """
     table = np.frombuffer(values, np.float32).astype(np.float64)
-    low, high = _reach(table)
+    low, high = _code_intervals(table)
     codes = np.isfinite(table) & (table != 0)
     sizes = np.abs(table[codes])
     near = np.minimum(table[codes] - low[codes], high[codes] - table[codes]) / sizes
@@ -109,18 +109,18 @@ def _sure(values: bytes, stored: str) -> tuple[float, float]:
     return 2 * smallest / sizes.min(), largest / 2 / sizes.max()
 
 
-def _come_back(values: F32, scale: F32, codes: U8, stored: str, table: Array) -> Array:
+def _codes_return(values: F32, scale: F32, codes: U8, stored: str, table: Array) -> Array:
     """Say of decoded values [rows, columns] which have their own codes once they are `stored`."""
     kept = decode(stored, encode(stored, values)[""], values.shape)
     again = (kept.astype(np.float64) / scale).astype(np.float32)
-    low, high = _reach(table)
+    low, high = _code_intervals(table)
     x = np.maximum(again, np.finfo(np.float32).min)
     back: Array = (x > low[codes]) & (x <= high[codes])
     back |= np.isnan(table)[codes] & np.isnan(x)
     return back
 
 
-def _reach(table: Array) -> tuple[Array, Array]:
+def _code_intervals(table: Array) -> tuple[Array, Array]:
     """Return for each code of a table the numbers between which its own is the nearest.
 
     Codes that are not finite have none. The numbers are exact: one bit more than the codes'.

@@ -14,8 +14,8 @@ from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.compressed_claims import NAME
 from aprfmt.codecs.compressed_tensors import SCALE
 from aprfmt.codecs.grids import GridWeight, Groups
-from aprfmt.codecs.rounding import E4M3_MAX, e4m3_bytes, integer_codes, largest
-from aprfmt.codecs.writer import OutTensor, Settings, Writer, narrowed
+from aprfmt.codecs.rounding import E4M3_MAX, e4m3_bytes, integer_codes, largest_magnitudes
+from aprfmt.codecs.writer import OutTensor, Settings, Writer, round_numbers
 from aprfmt.errors import CodecError
 
 EPSILON: Mapping[str, float] = {"F32": 2.0**-23, "BF16": 2.0**-7, "F16": 2.0**-10}
@@ -46,12 +46,12 @@ def section(
 
 
 def _scale(most: F32, half: float, settings: Settings) -> F32:
-    found = narrowed("scale", most / np.float32(half), settings.scales)
+    found = round_numbers("scale", most / np.float32(half), settings.scales)
     return np.where(found == 0, np.float32(EPSILON[settings.scales]), found)
 
 
 def _choose_integers(values: F32, settings: Settings) -> Groups:
-    most = largest(values, settings.size)
+    most = largest_magnitudes(values, settings.size)
     return Groups(settings.size, _scale(most, 7.5, settings))
 
 
@@ -60,7 +60,7 @@ def _hold_integers(groups: Groups, settings: Settings) -> Groups:
         raise CodecError("its codes are no integers")
     if groups.offset is not None:
         raise CodecError(f"{groups.why or 'it has minimums'}, and this layout is symmetric")
-    return Groups(groups.size, narrowed("scale", groups.scale, settings.scales))
+    return Groups(groups.size, round_numbers("scale", groups.scale, settings.scales))
 
 
 def _words(source: GridWeight, settings: Settings) -> Array:
@@ -90,7 +90,7 @@ INT4 = Writer(
 
 
 def _choose_rows(values: F32, settings: Settings) -> Groups:
-    scale = _scale(largest(values, settings.size), float(E4M3_MAX), settings)
+    scale = _scale(largest_magnitudes(values, settings.size), float(E4M3_MAX), settings)
     return Groups(settings.size, scale, codes="e4m3")
 
 

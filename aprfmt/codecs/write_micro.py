@@ -21,7 +21,7 @@ from aprfmt.codecs.compressed_tensors import SCALE
 from aprfmt.codecs.fp8 import E4M3
 from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.modelopt_scope import METHOD
-from aprfmt.codecs.rounding import E2M1_MAX, E4M3_MAX, e2m1_codes, e4m3_bytes, largest
+from aprfmt.codecs.rounding import E2M1_MAX, E4M3_MAX, e2m1_codes, e4m3_bytes, largest_magnitudes
 from aprfmt.codecs.write_compressed import section
 from aprfmt.codecs.writer import OutTensor, Settings, Writer
 from aprfmt.errors import CodecError
@@ -34,7 +34,7 @@ _WHOLE = np.float32(E2M1_MAX * E4M3_MAX)
 
 def _divided(values: F32, settings: Settings) -> Groups:
     """Return compressed-tensors' numbers: scales times the global scale, as E4M3."""
-    most = largest(values, _SIZE)
+    most = largest_magnitudes(values, _SIZE)
     divisor = np.float32(1) / np.maximum(most.max(initial=0), _TINY) * _WHOLE  # rounded twice
     if not np.isfinite(divisor):
         divisor = np.float32(1)
@@ -45,7 +45,7 @@ def _divided(values: F32, settings: Settings) -> Groups:
 
 def _multiplied(values: F32, settings: Settings) -> Groups:
     """Return ModelOpt's numbers: scales over weight_scale_2, as E4M3."""
-    most = largest(values, _SIZE)
+    most = largest_magnitudes(values, _SIZE)
     whole = np.float32(most.max(initial=0)) / _WHOLE
     if not whole:
         whole = np.float32(1)  # the library divides by zero
@@ -56,7 +56,9 @@ def _multiplied(values: F32, settings: Settings) -> Groups:
 
 
 def _powers(values: F32, settings: Settings) -> Groups:
-    bits = np.ascontiguousarray(largest(values, _POWERS)).view(np.uint32) + np.uint32(1 << 21)
+    bits = np.ascontiguousarray(largest_magnitudes(values, _POWERS)).view(np.uint32) + np.uint32(
+        1 << 21
+    )
     held = np.maximum((bits >> 23).astype(np.int32) - 2, 0)
     return Groups(_POWERS, held.astype(np.uint8), codes="e2m1")
 

@@ -15,8 +15,8 @@ import numpy as np
 from aprfmt.codecs.base import F32, U8
 from aprfmt.codecs.bits import join_pairs
 from aprfmt.codecs.grids import Groups
-from aprfmt.codecs.rounding import grouped
-from aprfmt.codecs.writer import OutTensor, Settings, Writer, narrowed
+from aprfmt.codecs.rounding import group_values
+from aprfmt.codecs.writer import OutTensor, Settings, Writer, round_numbers
 from aprfmt.errors import CodecError
 
 _LEAST = np.float32(1e-7)
@@ -24,7 +24,7 @@ _LEAST = np.float32(1e-7)
 
 def _affine(values: F32, size: int) -> tuple[F32, F32]:
     """Return scales and biases [rows, groups] before they are stored."""
-    groups = grouped(values, size)
+    groups = group_values(values, size)
     high, low = groups.max(axis=2), groups.min(axis=2)
     below = np.abs(low) > np.abs(high)
     scale = np.maximum((high - low) / np.float32(15), _LEAST)
@@ -40,15 +40,15 @@ def _choose(values: F32, settings: Settings) -> Groups:
     scale, bias = _affine(values, settings.size)
     return Groups(
         settings.size,
-        narrowed("scale", scale, settings.scales),
-        narrowed("bias", bias, settings.scales),
+        round_numbers("scale", scale, settings.scales),
+        round_numbers("bias", bias, settings.scales),
         "it has biases",
     )
 
 
 def _codes(values: F32, groups: Groups) -> U8:
     scale, bias = _affine(values, groups.size)
-    found = grouped(values, groups.size) - bias[..., None]
+    found = group_values(values, groups.size) - bias[..., None]
     found /= scale[..., None]
     np.rint(found, out=found)
     np.clip(found, 0, 15, out=found)
@@ -62,8 +62,8 @@ def _hold(groups: Groups, settings: Settings) -> Groups:
     bias = groups.scale * np.float32(-8) if groups.offset is None else groups.offset
     return replace(
         groups,
-        scale=narrowed("scale", groups.scale, settings.scales),
-        offset=narrowed("bias", bias, settings.scales),
+        scale=round_numbers("scale", groups.scale, settings.scales),
+        offset=round_numbers("bias", bias, settings.scales),
         why="it has biases",
         zeros=None,
     )

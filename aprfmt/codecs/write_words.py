@@ -15,8 +15,8 @@ import numpy as np
 from aprfmt.codecs import native_kernels
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.grids import GridWeight, Groups
-from aprfmt.codecs.rounding import grouped, integer_codes, largest
-from aprfmt.codecs.writer import OutTensor, Settings, Writer, narrowed
+from aprfmt.codecs.rounding import group_values, integer_codes, largest_magnitudes
+from aprfmt.codecs.writer import OutTensor, Settings, Writer, round_numbers
 from aprfmt.errors import CodecError
 
 _SMALLEST = np.float32(2.0**-24)  # F16's, for a scale that it rounds to nothing
@@ -25,18 +25,18 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of AWQ: nibble k of a word is output 8 * wo
 
 
 def _half(scale: F32) -> F32:
-    found = narrowed("scale", scale, "F16")
+    found = round_numbers("scale", scale, "F16")
     return np.where(found == 0, _SMALLEST, found)
 
 
 def _symmetric(values: F32, settings: Settings) -> Groups:
-    most = largest(values, settings.size)
+    most = largest_magnitudes(values, settings.size)
     most = np.where(most == 0, np.float32(1), most)
     return Groups(settings.size, _half((most + most) / np.float32(15)))
 
 
 def _affine(values: F32, settings: Settings) -> Groups:
-    groups = grouped(values, settings.size)
+    groups = group_values(values, settings.size)
     high, low = groups.max(axis=2), groups.min(axis=2)
     scale = _half(np.maximum(high - low, np.float32(1e-5)) / np.float32(15))
     zeros = np.clip(-np.rint(low / scale), 0, 15).astype(np.int32)
@@ -48,7 +48,7 @@ def _hold(groups: Groups, settings: Settings) -> Groups:
         raise CodecError("its codes are no integers")
     if groups.offset is not None and groups.zeros is None:
         raise CodecError(f"{groups.why or 'it has minimums'}, which are no zero points")
-    scale = narrowed("scale", groups.scale, "F16")
+    scale = round_numbers("scale", groups.scale, "F16")
     if groups.zeros is None:
         return Groups(groups.size, scale)
     return Groups(groups.size, scale, -(groups.zeros * scale), groups.why, zeros=groups.zeros)

@@ -132,10 +132,10 @@ class Writer:
                 f"its scales, up to {np.abs(scale).max():.3g}, would all be 0 in "
                 f"{self.scales or settings.scales}: nothing of it would be left"
             )
-        return held, judged(source, held)
+        return held, count_changes(source, held)
 
 
-def judged(before: GridWeight, after: GridWeight) -> GroupCounts:
+def count_changes(before: GridWeight, after: GridWeight) -> GroupCounts:
     """Count the groups in which a value changes; looks at values only where numbers differ."""
     count = before.groups.scale.size
     if before.groups.same(after.groups):
@@ -151,7 +151,7 @@ def judged(before: GridWeight, after: GridWeight) -> GroupCounts:
     return GroupCounts(count, changed, largest)
 
 
-def narrowed(what: str, held: F32, encoding: str) -> F32:
+def round_numbers(what: str, held: F32, encoding: str) -> F32:
     """Return numbers rounded to an encoding, as float32; CodecError where one is beyond it."""
     found: F32 = decode(
         encoding, encode(encoding, np.ascontiguousarray(held, np.float32))[""], held.shape

@@ -10,12 +10,12 @@ from aprfmt.base.registry import Registry
 from aprfmt.codecs.grids import GridWeight
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_sources import (
-    affine_awq,
-    affine_gptq,
-    compressed_integers,
-    compressed_micro,
-    fp8_micro,
-    modelopt,
+    read_awq,
+    read_compressed_integers,
+    read_compressed_micro,
+    read_fp8_micro,
+    read_gptq,
+    read_modelopt,
 )
 from aprfmt.codecs.writer import Writer
 from aprfmt.errors import CodecError
@@ -36,12 +36,12 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "COMPRESSED_PACKED_FLOAT": ("MODELOPT",),
 }
 READS: Mapping[str, ReadWeight] = {
-    "GPTQ": affine_gptq,
-    "AWQ": affine_awq,
-    "COMPRESSED_PACKED": compressed_integers,
-    "MODELOPT": modelopt,
-    "COMPRESSED_PACKED_FLOAT": compressed_micro,
-    "FP8_BLOCK": fp8_micro,
+    "GPTQ": read_gptq,
+    "AWQ": read_awq,
+    "COMPRESSED_PACKED": read_compressed_integers,
+    "MODELOPT": read_modelopt,
+    "COMPRESSED_PACKED_FLOAT": read_compressed_micro,
+    "FP8_BLOCK": read_fp8_micro,
 }
 
 WRITERS: Registry[Writer] = Registry(

@@ -11,21 +11,35 @@ from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
-from aprfmt.measure.alignment import Alignment, TensorPair, align, in_turn
+from aprfmt.measure.alignment import Alignment, TensorPair, align, numbered_pairs
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import own_part, own_values
-from aprfmt.measure.prefetch import Beforehand
-from aprfmt.measure.records import FieldDiff, Image, TensorDiff
-from aprfmt.measure.texts import SideVerdicts, beside, generation, lacking_tokenizer, template_lines
+from aprfmt.measure.named_causes import contradicted_values, is_part_of_b_alone
+from aprfmt.measure.prefetch import BytePrefetch
+from aprfmt.measure.records import DifferenceImage, FieldDiff, TensorDiff
+from aprfmt.measure.texts import (
+    SideVerdicts,
+    compare_texts,
+    differing_generation_keys,
+    template_diff,
+    uncompared_tokenizers,
+)
 from aprfmt.model import Model, open_model
 from aprfmt.model.engine_state import is_engine_state, open_engine_state
 from aprfmt.model.ledger import Kind, NotCompared, ledger, not_compared
-from aprfmt.model.relations import of_file
+from aprfmt.model.relations import file_relations
 
 if TYPE_CHECKING:
-    from aprfmt.measure.requantization import Oracle
+    from aprfmt.measure.requantization import RequantizationOracle
 
-__all__ = ["DiffReport", "FieldDiff", "Finding", "Image", "TensorDiff", "diff", "diff_models"]
+__all__ = [
+    "DiffReport",
+    "DifferenceImage",
+    "FieldDiff",
+    "Finding",
+    "TensorDiff",
+    "diff",
+    "diff_models",
+]
 
 # Verdicts that the hypotheses are asked about.
 EXPLAINED = ("DIFFERENT", "SHAPE_DIFFERS", "ONLY_IN_A", "ONLY_IN_B")
@@ -101,28 +115,28 @@ def diff_models(
     *,
     tensors: Sequence[str] = (),
     only: Collection[str] | None = None,
-    oracle: "Oracle | None" = None,
+    oracle: "RequantizationOracle | None" = None,
     explain: bool = True,
     images: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Compare two open models; see `diff`."""
     from aprfmt.codecs.parallel import cpu_count
-    from aprfmt.measure.activation_scales import input_scales
+    from aprfmt.measure.activation_scales import differing_input_scales
     from aprfmt.measure.tensors import compare_pair
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
     only = SECTIONS if only is None else only
     alignment = align(a, b)
-    pairs = _asked(a, b, alignment, tensors)
+    pairs = _selected_pairs(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
     tokens = _Tokens()
-    with Beforehand(pairs, cpu_count()) as bytes_of:
+    with BytePrefetch(pairs, cpu_count()) as bytes_of:
         if "tokenizer" in only:
-            tokens = _tokenizer(a, b)
-        for number, pair in in_turn(pairs):
+            tokens = _compare_tokenizers(a, b)
+        for number, pair in numbered_pairs(pairs):
             result = compare_pair(pair, imatrix, bytes_of.of(number - 1))
             if oracle is not None:
                 result = oracle.judged(result, pair.a, pair.b, (a.metadata, b.metadata))
@@ -133,17 +147,17 @@ def diff_models(
     found: tuple[Finding, ...] = ()
     not_tried: list[str] = []
     if explain:
-        results, found, not_tried = _explained(a, b, oracle, pairs, results)
-    pictures: tuple[Image, ...] = ()
+        results, found, not_tried = _explain_rows(a, b, oracle, pairs, results)
+    pictures: tuple[DifferenceImage, ...] = ()
     if images:
-        from aprfmt.measure.difference_image import images as made
+        from aprfmt.measure.difference_image import difference_images as made
 
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     notes += [
         f"{model.path}: {one.text}"
         for model in (a, b)
-        for one in of_file(model)
+        for one in file_relations(model)
         if one.kind == "extension"
     ]
     notes += [*tokens.remarks, *not_tried]
@@ -152,41 +166,45 @@ def diff_models(
         kinds = {kind for section in only for kind in _KINDS[section]}
     of_tensors: set[Kind] = {"tensor"} if "tensors" in only else set()
     ledgers = ledger(a, kinds | of_tensors), ledger(b, kinds | of_tensors)
-    undone = [row for row in _sections_left(a, b, alignment, tokens) if row.name in asked]
-    left = (*not_compared(*ledgers, kinds), *tokens.left, *input_scales(pairs), *undone)
+    undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
+    left = (*not_compared(*ledgers, kinds), *tokens.left, *differing_input_scales(pairs), *undone)
     spoken = "tokenizer" in only
     return DiffReport(
         str(a.path),
         str(b.path),
         tuple(results),
-        _hyperparameters(a, b, alignment) if "hyperparameters" in only else (),
+        _differing_hyperparameters(a, b, alignment) if "hyperparameters" in only else (),
         tokens.rows,
-        _metadata(a, b) if "metadata" in only else (),
+        _differing_metadata(a, b) if "metadata" in only else (),
         (*alignment.notes, *notes),
         found,
         pictures,
         tuple(dict.fromkeys((*a.damage, *b.damage))),
-        template_lines(a, b) if spoken else (),
-        generation(a, b) if spoken else (),
+        template_diff(a, b) if spoken else (),
+        differing_generation_keys(a, b) if spoken else (),
         alignment.relations,
         tokens.verdicts,
         asked,
         left,
         ledgers,
-        _counted(a, b, alignment, only, tokens),
+        _section_counts(a, b, alignment, only, tokens),
         {
             pair.key: tuple(side.names)
             for pair, row in zip(pairs, results, strict=True)
             if row.explanation is not None and (side := pair.b or pair.a) is not None
         },
         b.metadata.get("general.file_type"),
-        own_values(b),
-        tuple(each for each in dict.fromkeys(one.cause for one in found) if own_part(each, a, b)),
+        contradicted_values(b),
+        tuple(
+            each
+            for each in dict.fromkeys(one.cause for one in found)
+            if is_part_of_b_alone(each, a, b)
+        ),
         tuple(not_tried),
     )
 
 
-def _sections_left(
+def _uncompared_sections(
     a: Model, b: Model, alignment: Alignment, tokens: "_Tokens"
 ) -> Iterator[NotCompared]:
     """Yield the sections of fields that two models give no way to compare, and why."""
@@ -200,7 +218,7 @@ def _sections_left(
         yield NotCompared("metadata key", "metadata", "unreadable", why)
 
 
-def _counted(
+def _section_counts(
     a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_Tokens"
 ) -> Mapping[str, int]:
     """Return how many things each section but the tensors compared."""
@@ -214,26 +232,28 @@ def _counted(
     return found
 
 
-def _explained(
+def _explain_rows(
     a: Model,
     b: Model,
-    oracle: "Oracle | None",
+    oracle: "RequantizationOracle | None",
     pairs: Sequence[TensorPair],
     results: list[TensorDiff],
 ) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:
     """Return the rows with what made them differ, the causes they share, and what was not tried."""
     if not any(row.verdict in EXPLAINED for row in results):
         return results, (), []
-    from aprfmt.causes.tensor.explanation import explained, not_tried_lines
-    from aprfmt.causes.tensor.summary import findings
+    from aprfmt.causes.tensor.explanation import explain_pairs, not_tried_lines
+    from aprfmt.causes.tensor.summary import summarize_explanations
 
-    known, not_tried = explained(a, b, None if oracle is None else oracle.base, pairs, results)
-    return known, findings(known), not_tried_lines(not_tried)
+    known, not_tried = explain_pairs(a, b, None if oracle is None else oracle.base, pairs, results)
+    return known, summarize_explanations(known), not_tried_lines(not_tried)
 
 
-def _asked(a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]) -> list[TensorPair]:
+def _selected_pairs(
+    a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]
+) -> list[TensorPair]:
     """Return the pairs whose names fit the patterns, or all; UsageError where none fits."""
-    from aprfmt.model.patterns import select
+    from aprfmt.model.patterns import matching_indices
     from aprfmt.model.resolve import spellings
 
     pairs = list(alignment.pairs)
@@ -241,14 +261,14 @@ def _asked(a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]) -> 
         return pairs
     of_a, of_b = spellings(a), spellings(b)
     names = [(*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs]
-    return [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
+    return [pairs[i] for i in matching_indices(names, tensors, f"{a.path} and {b.path}")]
 
 
 def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
     return any(key.startswith("quantize.imatrix.") for key in metadata)
 
 
-def _hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDiff, ...]:
+def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDiff, ...]:
     """List differing hyperparameters; all of them change the forward pass but the lengths."""
     if not alignment.by_role:
         return ()
@@ -286,13 +306,13 @@ class _Tokens:
     both: bool = False
 
 
-def _tokenizer(a: Model, b: Model) -> _Tokens:
+def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
     """List what differs of the tokenizers, decisive where it counts; and what was not compared."""
     from aprfmt.causes.tokenizer.comparison import compare_tokens
 
     report = compare_tokens(a, b)
-    verdicts = beside(a, b, report)
-    lacking = lacking_tokenizer(a, b, report)
+    verdicts = compare_texts(a, b, report)
+    lacking = uncompared_tokenizers(a, b, report)
     if len(report.carried) == 1:  # ids cannot be compared
         said = ("present", "absent") if report.carried == "A" else ("absent", "present")
         return _Tokens((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
@@ -309,7 +329,7 @@ def _tokenizer(a: Model, b: Model) -> _Tokens:
     )
 
 
-def _metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
+def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
     """List differing metadata keys, where both files are of one format; reported only."""
     if a.format != b.format:
         return ()
@@ -318,19 +338,19 @@ def _metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
         if key.startswith(_OWN_KEYS):
             continue
         left, right = a.metadata.get(key), b.metadata.get(key)
-        if not _equal(left, right):
+        if not _metadata_equal(left, right):
             rows.append(FieldDiff(key, short_value(left), short_value(right)))
     return tuple(rows)
 
 
-def _equal(left: Value, right: Value) -> bool:
+def _metadata_equal(left: Value, right: Value) -> bool:
     """Say whether two metadata values are equal; arrays of one type are compared undecoded."""
     if type(left) is type(right):
         return bool(left == right)
-    return bool(plain(left) == plain(right))
+    return bool(plain_value(left) == plain_value(right))
 
 
-def plain(value: Value) -> Value:
+def plain_value(value: Value) -> Value:
     """Return a metadata value as plain data that compares by value."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return value

@@ -14,17 +14,17 @@ from aprfmt.measure.named_causes import (
     MISLABELLED,
     TRAINED,
     NamedCause,
-    convert_again,
-    set_values,
-    write_without_surplus,
-    written_anew,
+    is_mended_by_rewriting,
+    rewrite_command,
+    set_command,
+    surplus_command,
 )
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import (
     EQUAL,
     TENSOR_VERDICTS,
+    DifferenceImage,
     FieldDiff,
-    Image,
     SideRelation,
     TensorDiff,
 )
@@ -37,17 +37,19 @@ from aprfmt.model.ledger import (
     NotCompared,
     Pronounced,
     Surplus,
-    Words,
-    accepted,
+    VerdictWords,
+    acceptance_predicate,
     pronounce,
 )
 
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 _ONE_SIDED = ("ONLY_IN_A", "ONLY_IN_B")
-WORDS = Words("equal", "different", "not decided")
+WORDS = VerdictWords("equal", "different", "not decided")
 _KEYS_OF = {"tied_embedding": "tied_embeddings"}  # of causes that a key of B's own may mend
-_ELSEWHERE = Words("equal", "equal values, but not where readers look for them", "not decided")
+_ELSEWHERE = VerdictWords(
+    "equal", "equal values, but not where readers look for them", "not decided"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class DiffReport(Tabular):
     metadata: tuple[FieldDiff, ...]
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()  # what explains the differing tensors
-    images: tuple[Image, ...] = ()  # of the worst tensors, where they were asked for
+    images: tuple[DifferenceImage, ...] = ()  # of the worst tensors, where they were asked for
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
     generation: tuple[KeyDiff, ...] = ()
@@ -104,7 +106,7 @@ class DiffReport(Tabular):
             for one in self.relations
         ]
         for one in self.findings:
-            mends = written_anew(one.cause, one.confirmed, one.values)
+            mends = is_mended_by_rewriting(one.cause, one.confirmed, one.values)
             mends = mends and CAUSES[one.cause].verdict == "bug"
             mends = mends and one.cause not in self.own_parts
             command = self._own_key(one.cause) or (self._anew if mends else "")
@@ -114,7 +116,7 @@ class DiffReport(Tabular):
     def _own_key(self, cause: str) -> str:
         """Return the command that sets a key of B to what B's tensors say; "" where they agree."""
         value = self.own_values.get(_KEYS_OF.get(cause, ""))
-        return set_values(self.b, [value]) if value else ""
+        return set_command(self.b, [value]) if value else ""
 
     @cached_property
     def _anew(self) -> str:
@@ -129,7 +131,7 @@ class DiffReport(Tabular):
         ]
         mine = {row.key: row.encoding_a for row in rows if row.encoding_a}
         theirs = {row.key: row.encoding_b for row in rows if row.encoding_b}
-        return convert_again(self.a, self.b, mine, theirs, self.file_type)
+        return rewrite_command(self.a, self.b, mine, theirs, self.file_type)
 
     @property
     def _lacking(self) -> float:
@@ -144,7 +146,7 @@ class DiffReport(Tabular):
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
         if self._surplus:
-            return tuple(write_without_surplus(where, self.b) for where in self._surplus)
+            return tuple(surplus_command(where, self.b) for where in self._surplus)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2:
@@ -209,7 +211,7 @@ class DiffReport(Tabular):
         `accept`: "within" takes WITHIN for equal, `unread:PATTERN` items that were not compared.
         """
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
-        taken = accepted(accept)
+        taken = acceptance_predicate(accept)
         tokens = self.tokenizer
         if any(taken(row) for row in self.not_compared if row.name == GENERATION_PART):
             # What a generation config does that one side lacks was accepted with it.

@@ -17,7 +17,7 @@ from aprfmt.formats import FormatSpec
 from aprfmt.formats.atomic import FileSet, NullFileSet
 from aprfmt.formats.mapped_file import MappedFile, MappedSource
 from aprfmt.model import Model, open_model
-from aprfmt.model.hf_folder import ours
+from aprfmt.model.hf_folder import is_our_name
 from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _resumed(
     sink = _open_sink(model, target, weights, asked, NullFileSet())
     sink.plan(carried.metadata, _in_order(target, sink, plan))
     digest = plan_digest(sink, asked, carried.texts)
-    files = ResumableFileSet(dst, force=asked.force, folder=folder, ours=ours)
+    files = ResumableFileSet(dst, force=asked.force, folder=folder, ours=is_our_name)
     files.begin(source_identities(model), digest)
     return files
 
@@ -266,7 +266,7 @@ def _write(
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
     weights, folder = _places(target, dst)
-    with begun or FileSet(force=options.force, folder=folder, ours=ours) as files:
+    with begun or FileSet(force=options.force, folder=folder, ours=is_our_name) as files:
         texts = texts_to_write(weights, folder, carried.texts, options.force)
         with _open_sink(model, target, weights, options, files) as sink:
             infos = _in_order(target, sink, plan)

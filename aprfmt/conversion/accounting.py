@@ -23,7 +23,7 @@ from aprfmt.conversion.sidecar_files import (
 )
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
+from aprfmt.model.carried_files import FILES_KEY, foreign_records, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.ledger import (
     Item,
@@ -368,7 +368,7 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
 
 def _licence(model: Model, key: str) -> Any:
     """Return what a key says, or what is kept of it from a GGUF; None without it."""
-    stated = foreign(model).get(key)
+    stated = foreign_records(model).get(key)
     found = stated[1] if isinstance(stated, list) and len(stated) == 2 else None
     value = model.metadata.get(key, found)
     return value if isinstance(value, str) or not hasattr(value, "tolist") else value.tolist()

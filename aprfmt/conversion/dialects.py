@@ -221,7 +221,7 @@ def _check_alone(
 def _of_runs(output: Output) -> "GridWeight":
     import numpy as np
 
-    from aprfmt.codecs.repack_blocks import of_blocks
+    from aprfmt.codecs.repack_blocks import grid_of_blocks
 
     row = find_encoding(output.source_encoding).row_bytes(output.info.shape)
     if output.runs is None or row is None:
@@ -233,7 +233,7 @@ def _of_runs(output: Output) -> "GridWeight":
     if len(scales) > 1 or (scales and len(output.sources) > 1):
         raise CodecError("it is made of tensors with scales of their own")
     held = next(iter(scales), b"")
-    return of_blocks(
+    return grid_of_blocks(
         output.source_encoding,
         (math.prod(output.info.shape[:-1]), output.info.shape[-1]),
         lambda start, stop: data.window(start * size, stop * size),

@@ -20,7 +20,7 @@ from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.formats.bounded_json import loads
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import read_text
-from aprfmt.model.patterns import close
+from aprfmt.model.patterns import close_names
 
 MAX_VALUE = 64 << 20  # bytes of a value; large enough for a carried tokenizer.json
 ARRAY = "array:"
@@ -259,7 +259,7 @@ def unknown_keys(
     known = FORMATS[model.format].values.keys([*_architectures(model), *also])
     every = [*model.metadata, *(key for key in known if "*" not in key)]
     return {
-        key: close(key, every)
+        key: close_names(key, every)
         for key in keys
         if key not in model.metadata and not any(fnmatchcase(key, each) for each in known)
     }
@@ -271,7 +271,7 @@ def check_present(model: Model, keys: Sequence[str]) -> None:
         if key not in model.metadata:
             raise UsageError(
                 f"{model.path}: has no key {key!r} to remove; near names: "
-                f"{', '.join(close(key, list(model.metadata))) or 'none'}"
+                f"{', '.join(close_names(key, list(model.metadata))) or 'none'}"
             )
 
 

@@ -27,7 +27,7 @@ from aprfmt.conversion.restoration_record import target_steps
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
-from aprfmt.model.patterns import select
+from aprfmt.model.patterns import matching_indices
 from aprfmt.model.resolve import spellings
 from aprfmt.quantizing.mixture import SCHEMES, deciding_name, is_quantized
 
@@ -55,7 +55,7 @@ def choose_encodings(
     names = [(*output.spellings, *every.get(output.role, ())) for output in outputs]
     explicit: dict[int, str] = {}
     for pattern, wished in options.tensor_encodings:
-        for i in select(names, [pattern], str(model.path)):
+        for i in matching_indices(names, [pattern], str(model.path)):
             explicit[i] = wished
     chosen: list[Output] = []
     refused: list[str] = []

@@ -24,7 +24,7 @@ from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.bounded_json import loads
 from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
-from aprfmt.model.patterns import close
+from aprfmt.model.patterns import close_names
 from aprfmt.remote.paths import is_remote
 from aprfmt.tokenizer.keys import FLAGS, GENERATION
 
@@ -224,7 +224,7 @@ class FolderEdits:
 
     def _near(self, key: str) -> str:
         names = {path[-1] for file in FILES for path in _paths(self._json(file))}
-        near = close(key.rpartition(".")[2], sorted(names))
+        near = close_names(key.rpartition(".")[2], sorted(names))
         return f"near names: {', '.join(near) or 'none'}"
 
     # --- values -----------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from aprfmt.model import Model
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object
 from aprfmt.model.carried_files import FOREIGN as GGUF_KEY
-from aprfmt.model.packing import MODELOPT_FILE, without_described, without_packing
+from aprfmt.model.packing import MODELOPT_FILE, without_packing, without_torchao_metadata
 from aprfmt.quantizing.mixture import Mixture, is_quantized
 from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf
@@ -106,10 +106,10 @@ def _claim_packing(
         return  # nothing was packed, or packed weights are copied: the config already says so
     claim, files = _claim(outputs, packed, options)
     carried.texts.pop(MODELOPT_FILE, None)
-    carried.metadata = without_described(carried.metadata)
+    carried.metadata = without_torchao_metadata(carried.metadata)
     kept = carried.metadata.get(SAFETENSORS)
     if isinstance(kept, str):
-        plain = without_described(json_object(kept, f"{model.path}: {SAFETENSORS}"))
+        plain = without_torchao_metadata(json_object(kept, f"{model.path}: {SAFETENSORS}"))
         carried.metadata[SAFETENSORS] = json.dumps(plain)
     texts = [(carried.texts, "config.json"), (carried.metadata, "aprfmt.hf_config")]
     for place, key in texts:

@@ -9,7 +9,7 @@ from aprfmt.base.protocols import Note
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.completeness import RECORD, accepted_text, record, refuse_incomplete
+from aprfmt.model.completeness import RECORD, accepted_text, missing_record, require_complete
 
 if TYPE_CHECKING:
     from aprfmt.conversion.metadata import CarriedMetadata
@@ -39,7 +39,7 @@ def check_complete(
         and not (copied and key in resolution.unread_roles)
     )
     left = replace(resolution, coverage=replace(found, missing=missing))
-    refuse_incomplete(left, model.path, ConversionError)
+    require_complete(left, model.path, ConversionError)
 
 
 def missing_output_roles(
@@ -90,7 +90,7 @@ def record_missing_roles(
         return ()
     required = resolution.coverage.required
     if plan.absent:
-        carried.metadata[RECORD] = record(plan.absent, required)
+        carried.metadata[RECORD] = missing_record(plan.absent, required)
     else:
         carried.metadata.pop(RECORD, None)
     return collapse_roles(plan.absent, required)

@@ -12,7 +12,7 @@ from aprfmt.conversion.packed_weights import has_companions
 from aprfmt.conversion.repacking import Repacking
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
-from aprfmt.model.patterns import select
+from aprfmt.model.patterns import matching_indices
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import deciding_name
 from aprfmt.tensors.runs import ByteRun
@@ -115,4 +115,4 @@ def _requested(model: Model, options: Options) -> set[str]:
     if not patterns:
         return set()
     every = list(spellings_by_name(model).values())
-    return {names[i] for i in select(every, patterns, str(model.path))}
+    return {names[i] for i in matching_indices(every, patterns, str(model.path))}

@@ -54,8 +54,8 @@ from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.model import Model
-from aprfmt.model.packing import packing_said
-from aprfmt.model.patterns import matchers
+from aprfmt.model.packing import packing_reading
+from aprfmt.model.patterns import spelling_predicates
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.towers import tower_root
 from aprfmt.tensors.restoration import Restoration, restore_bits
@@ -153,7 +153,7 @@ def _drops(model: Model, options: Options) -> Drops:
             every.update(dict.fromkeys(row.name(style) for row in model.spec.derived))
     except ArchError:
         pass  # an unknown architecture requires no roles
-    return matchers(options.drop, tuple(every), str(model.path))
+    return spelling_predicates(options.drop, tuple(every), str(model.path))
 
 
 def _dropped_files(model: Model, drops: Drops) -> tuple[str, ...]:
@@ -244,7 +244,8 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
             continue
         raise ConversionError(
             f"{model.path}: tensor {name!r} has no place in architecture {model.spec.name!r}, and "
-            f"{target.name} would have no name for it{packing_said(model.config, name)}; leave it "
+            f"{target.name} would have no name for it{packing_reading(model.config, name)}; "
+            f"leave it "
             f"out with --drop {name!r}"
         )
 

@@ -17,7 +17,7 @@ from aprfmt.conversion.packed_weights import has_companions
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
-from aprfmt.model.patterns import matchers
+from aprfmt.model.patterns import spelling_predicates
 from aprfmt.quantizing.mixture import (
     FORMAT_VERSION,
     QUANTIZER_VERSION,
@@ -153,7 +153,7 @@ def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list
         return []  # of one architecture, for its stacks of experts
     patterns = [pattern for pattern, _ in options.tensor_encodings]
     every = [name for output in outputs for name in output.spellings]
-    named = matchers(patterns, every, str(path)) if patterns else ()
+    named = spelling_predicates(patterns, every, str(path)) if patterns else ()
     matrices = []
     for output in outputs:
         name = output.role or deciding_name(output.spellings)

@@ -20,7 +20,7 @@ from aprfmt.errors import AprfmtError, CodecError, ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped_file import MemoryTensor, in_mapped_file
 from aprfmt.model import Model
-from aprfmt.model.patterns import select
+from aprfmt.model.patterns import matching_indices
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import deciding_name
 from aprfmt.tensors.runs import ByteRun
@@ -75,13 +75,13 @@ class RepackedTensor(LazyTensor):
         return tuple(self.origin.parts.values())
 
     def _made(self) -> "Repacked":
-        from aprfmt.codecs.repacks import repacked
+        from aprfmt.codecs.repacks import repack
 
         with self._turn:  # any thread may ask for rows
             if self._blocks is None:
                 assert self.origin.packed is not None
                 kind, into = self.origin.info.encoding, self.info.encoding
-                made = repacked(self.origin.packed(), kind, {into})
+                made = repack(self.origin.packed(), kind, {into})
                 assert not isinstance(made, str), made
                 self._blocks = made
             return self._blocks
@@ -167,7 +167,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
     packed = [view for view in model.values() if view.stored[0].parts]
     if not packed:
         return Repacking({}, {}, frozenset(asked))
-    from aprfmt.codecs.repacks import pairs_of
+    from aprfmt.codecs.repacks import repack_targets
 
     blocks = _chosen(model, options)
     every = {name for name in ENCODINGS if target.holds(ENCODINGS[name])}
@@ -193,7 +193,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
             continue
         wished = asked.get(view.name)
         allowed: Container[str] = every if wished is None else {wished}
-        if options.choose is not None or not pairs_of(tensor.info.encoding):
+        if options.choose is not None or not repack_targets(tensor.info.encoding):
             continue
         tasks.append(partial(make, view, allowed))
     here = all(in_mapped_file(view.stored[0]) for view in packed)
@@ -212,12 +212,12 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
 
 def _repacked(view: View, allowed: Container[str], threads: int) -> RepackedTensor | str:
     """Return what stands for a packed weight, or why nothing can ("" where nothing is meant to)."""
-    from aprfmt.codecs.repacks import Repacked, repacked
+    from aprfmt.codecs.repacks import Repacked, repack
 
     tensor = view.stored[0]
     assert tensor.packed is not None
     try:
-        made = repacked(tensor.packed(), tensor.info.encoding, allowed)
+        made = repack(tensor.packed(), tensor.info.encoding, allowed)
         if made and isinstance(made, str):
             tensor.packed().laid_out()  # raises where no encoding could help
     except CodecError as error:
@@ -232,7 +232,9 @@ def _asked(model: Model, options: Options) -> Mapping[str, str]:
     if options.tensor_encodings:
         names, every = list(model), list(spellings_by_name(model).values())
         for pattern, wished in options.tensor_encodings:
-            found.update({names[i]: wished for i in select(every, [pattern], str(model.path))})
+            found.update(
+                {names[i]: wished for i in matching_indices(every, [pattern], str(model.path))}
+            )
     return {name: wished for name, wished in found.items() if wished is not None}
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Note
-from aprfmt.model.ledger import Compared, Pronounced, Words, pronounce
+from aprfmt.model.ledger import Compared, Pronounced, VerdictWords, pronounce
 
 if TYPE_CHECKING:
     from aprfmt.conversion.accounting import Account
 
 Fidelity = Literal["bytes", "values", "lossy"]
 OUTCOMES: tuple[Fidelity, ...] = ("bytes", "values", "lossy")
-_VERIFIED = Words("verified by reading back", "not all of the source is in the copy")
+_VERIFIED = VerdictWords("verified by reading back", "not all of the source is in the copy")
 _SAID: Mapping[Fidelity, str] = {
     "bytes": "byte-equal",
     "values": "value-equal",

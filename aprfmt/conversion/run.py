@@ -243,14 +243,14 @@ def count_lost_codes(output: Output) -> int | None:
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
     if not made or stored not in ("BF16", "F16"):
         return None
-    from aprfmt.codecs.way_back import lost_codes, surely_back
+    from aprfmt.codecs.way_back import count_lost_codes, surely_all_return
 
     lost = 0
     for packed in made:
-        if surely_back(packed, stored):
+        if surely_all_return(packed, stored):
             continue
         for band in packed.bands(CHUNK // 4):
-            found = lost_codes(band, stored)
+            found = count_lost_codes(band, stored)
             if found is None:
                 return None
             lost += found

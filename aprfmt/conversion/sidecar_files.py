@@ -9,7 +9,7 @@ from aprfmt.arch.spec import ArchSpec
 from aprfmt.errors import AprfmtError, OutputError
 from aprfmt.formats import FORMATS
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
+from aprfmt.model.carried_files import FILES_KEY, foreign_records, json_object
 from aprfmt.model.hf_folder import read_text
 from aprfmt.model.sidecar_files import companion_kind
 from aprfmt.remote.paths import is_remote
@@ -41,7 +41,7 @@ def embedded_files(source: Model) -> Mapping[str, str]:
     found = {VOCABULARY: "tokenizer"} if has_tokenizer(source.carried) else {}
     if stated_template(source) is not None:
         found[TEMPLATE] = "template"
-    every = dict.fromkeys((*source.metadata, *foreign(source)))
+    every = dict.fromkeys((*source.metadata, *foreign_records(source)))
     licences = [key for key in every if key.startswith("general.license")]
     return {**found, **dict.fromkeys(licences, "licence")}
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.norm_order import rounded_to, table_rounded
-from aprfmt.diagnosis.rounded import ReadAs
+from aprfmt.causes.forward.norm_order import round_rope_table, rounded_to
+from aprfmt.diagnosis.rounded import TraceInArithmetic
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass
 from aprfmt.measure.distances import rel_l2
-from aprfmt.measure.tolerances import MOE_FACTOR, ROUNDOFF, one_operation
+from aprfmt.measure.tolerances import MOE_FACTOR, ROUNDOFF, operation_tolerance
 from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
@@ -58,12 +58,13 @@ class Arithmetic:
     make: Callable[[PatchedModel, str], PatchedModel]
 
 
-def _weights(patched: PatchedModel, dtype: str) -> PatchedModel:
+def _round_weights(patched: PatchedModel, dtype: str) -> PatchedModel:
+    """Round all weights."""
     held = patched.weights.changed(lambda x: rounded_to(x, dtype))
     return replace(patched, weights=held, original=patched.stored)
 
 
-def _results(patched: PatchedModel, dtype: str) -> PatchedModel:
+def _round_results(patched: PatchedModel, dtype: str) -> PatchedModel:
     """Round weights, rope's tables and the result of every operation that computes."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +73,7 @@ def _results(patched: PatchedModel, dtype: str) -> PatchedModel:
             return rounded_to(y[0], dtype).astype(y[0].dtype), *y[1:]
         return rounded_to(y, dtype).astype(y.dtype)
 
-    patched = table_rounded(dtype)(_weights(patched, dtype), None)
+    patched = round_rope_table(dtype)(_round_weights(patched, dtype), None)
     told = {name: float(patched.hp[name]) for name in SCALES}
     short = {name: float(rounded_to(value, dtype)) for name, value in told.items()}
     patched = patched if short == told else patched.with_hyper(**short)
@@ -82,7 +83,7 @@ def _results(patched: PatchedModel, dtype: str) -> PatchedModel:
     return patched
 
 
-def _factors(patched: PatchedModel, dtype: str) -> PatchedModel:
+def _round_factors(patched: PatchedModel, dtype: str) -> PatchedModel:
     """Round both factors of every product."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,14 +93,14 @@ def _factors(patched: PatchedModel, dtype: str) -> PatchedModel:
         ]
         return op(*short, **kwargs)
 
-    patched = _weights(patched, dtype)
+    patched = _round_weights(patched, dtype)
     for op in FACTORS:
         patched = patched.with_op(op, override, None)
     return patched
 
 
-def _sums(patched: PatchedModel, dtype: str) -> PatchedModel:
-    """Round as `_results`, and the running sum of every product at each of its terms.
+def _round_sums(patched: PatchedModel, dtype: str) -> PatchedModel:
+    """Round as `_round_results`, and the running sum of every product at each of its terms.
 
     A running sum of n terms is rounded n times while it grows: by 0.4 u of its size each time (u:
     the unit roundoff), together by 0.4 u times the root of n / 2 of the result.
@@ -112,46 +113,50 @@ def _sums(patched: PatchedModel, dtype: str) -> PatchedModel:
         off = 0.4 * ROUNDOFF[dtype] * (w.n_columns / 2) ** 0.5
         return (y + off * size * draws.standard_normal(y.shape)).astype(y.dtype)
 
-    patched = _results(patched, dtype)
+    patched = _round_results(patched, dtype)
     for op in PRODUCTS:
         patched = patched.with_op(op, override, None)
     return patched
 
 
-# From the finest to the coarsest. `_results` is what a dtype means where it is known.
+# From the finest to the coarsest. `_round_results` is what a dtype means where it is known.
 LEVELS: tuple[Arithmetic, ...] = (
-    Arithmetic("tf32", "the factors of its products in TF32", _factors),
-    Arithmetic("float16", "all of its operations in float16", _results),
-    Arithmetic("bfloat16", "all of its operations in bfloat16", _results),
-    Arithmetic("bfloat16", "its sums in bfloat16 too", _sums),
+    Arithmetic("tf32", "the factors of its products in TF32", _round_factors),
+    Arithmetic("float16", "all of its operations in float16", _round_results),
+    Arithmetic("bfloat16", "all of its operations in bfloat16", _round_results),
+    Arithmetic("bfloat16", "its sums in bfloat16 too", _round_sums),
 )
 
 
-def is_long(view: ShadowPoint) -> bool:
+def needs_measured_rounding(view: ShadowPoint) -> bool:
     """Say whether so much lies before a point that the rounding there has to be measured."""
     return view.residual is not None and sum(op.op not in MOVES for op in view.calls) > SPAN
 
 
-def stated(patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass) -> RecordedTrace:
+def with_stated_arithmetic(
+    patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
+) -> RecordedTrace:
     """Return the trace with tolerances at long points, if it says that its arithmetic is short.
 
     It says so in its records, or by values that a shorter type holds exactly.
     """
-    long = [view for view in found.views.values() if is_long(view)]
+    long = [view for view in found.views.values() if needs_measured_rounding(view)]
     if not long:
         return recorded
     dtypes = {view.recorded.dtype for view in long if view.recorded is not None}
     dtype = next((name for name in ("bfloat16", "float16", "tf32") if name in dtypes), "")
     if not dtype:
-        dtype = next((held for view in long if (held := _holds(view))), "")
-        recorded = recorded.read_as(ReadAs(recorded.trace, dtype)) if dtype else recorded
+        dtype = next((held for view in long if (held := _exact_16_bit_type(view))), "")
+        recorded = recorded.read_as(TraceInArithmetic(recorded.trace, dtype)) if dtype else recorded
     if not dtype:
         return recorded
     level = next(level for level in LEVELS if level.dtype == dtype)
-    return recorded.within(_bounds(long, _twin(patched, recorded, level), found, dtype))
+    return recorded.within(
+        _long_point_bounds(long, _rounded_pass(patched, recorded, level), found, dtype)
+    )
 
 
-def _holds(view: ShadowPoint) -> str:
+def _exact_16_bit_type(view: ShadowPoint) -> str:
     """Return the 16-bit type that holds all values of a point exactly, "" for none."""
     assert view.recorded is not None
     values = np.asarray(view.recorded.values, np.float32)
@@ -166,7 +171,7 @@ def _holds(view: ShadowPoint) -> str:
         return next(fits, "")
 
 
-def supposed(
+def with_supposed_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, nearest: float
 ) -> tuple[RecordedTrace, str] | None:
     """Return the trace read in the first arithmetic that explains all that differs, and its words.
@@ -175,22 +180,22 @@ def supposed(
     has to be about as far off as that arithmetic makes it, in every row, and without a direction.
     """
     flagged = found.flagged
-    if nearest < CUT or not any(is_long(view) for view in flagged):
+    if nearest < CUT or not any(needs_measured_rounding(view) for view in flagged):
         return None
     coarsest = {view.recorded.dtype for view in flagged if view.recorded is not None}
     least = max((i for i, level in enumerate(LEVELS[:3]) if level.dtype in coarsest), default=-1)
     for level in LEVELS[least + 1 :]:
-        twin = _twin(patched, recorded, level)
-        if all(_fits(view, twin, level) for view in flagged):
-            long = [view for view in found.views.values() if is_long(view)]
-            if next(_directed(patched, recorded, long, twin), None) is not None:
+        twin = _rounded_pass(patched, recorded, level)
+        if all(_fits_arithmetic(view, twin, level) for view in flagged):
+            long = [view for view in found.views.values() if needs_measured_rounding(view)]
+            if next(_directed_points(patched, recorded, long, twin), None) is not None:
                 return None
-            read = recorded.read_as(ReadAs(recorded.trace, level.dtype))
-            return read.within(_bounds(long, twin, found, level.dtype)), level.says
+            read = recorded.read_as(TraceInArithmetic(recorded.trace, level.dtype))
+            return read.within(_long_point_bounds(long, twin, found, level.dtype)), level.says
     return None
 
 
-def with_direction(
+def first_directed_point(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
 ) -> ShadowPoint | None:
     """Return the first long point whose difference is not only rounding, however small it is.
@@ -198,21 +203,23 @@ def with_direction(
     Rounding has no direction; a wrong number moves values as a slightly larger or smaller result of
     some operation does, or a slightly different base of rope. Only for traces in short arithmetic.
     """
-    long = [view for view in found.views.values() if is_long(view) and view.residual]
-    long = [view for view in long if not _is_few(view)]  # luck has any direction
+    long = [
+        view for view in found.views.values() if needs_measured_rounding(view) and view.residual
+    ]
+    long = [view for view in long if not _is_concentrated(view)]  # luck has any direction
     dtypes = {view.recorded.dtype for view in long if view.recorded is not None}
     level = next((level for level in LEVELS if level.dtype in dtypes), None)
     if level is None:
         return None
-    twin = _twin(patched, recorded, level)
-    return next(_directed(patched, recorded, long, twin), None)
+    twin = _rounded_pass(patched, recorded, level)
+    return next(_directed_points(patched, recorded, long, twin), None)
 
 
-def _directed(
+def _directed_points(
     patched: PatchedModel, recorded: RecordedTrace, long: list[ShadowPoint], twin: ShadowPass
 ) -> Iterator[ShadowPoint]:
     """Yield points of which nudged operations explain a part, beside either reference."""
-    moved = [shadow_pass(made, recorded.within({})) for made in _nudged(patched)]
+    moved = [shadow_pass(made, recorded.within({})) for made in _nudged_models(patched)]
     for view in long:
         assert view.recorded is not None
         mine, theirs = (np.float64(x) for x in view.recorded.both(view.mine, view.axis))
@@ -222,12 +229,12 @@ def _directed(
         if not columns or view.key not in twin.views:
             continue
         rounded = view.recorded.both(twin.views[view.key].mine, view.axis)[0]
-        left = [_left(columns, (theirs - x).reshape(-1)) for x in (mine, rounded)]
+        left = [_unexplained_share(columns, (theirs - x).reshape(-1)) for x in (mine, rounded)]
         if max(left) < DIRECTED:
             yield view
 
 
-def _left(columns: list[Array], difference: Array) -> float:
+def _unexplained_share(columns: list[Array], difference: Array) -> float:
     """Return the share of a difference that no sum of the columns makes; 1 where it is endless."""
     whole = exact_norm(difference)
     if not 0 < whole < np.inf:
@@ -239,7 +246,7 @@ def _left(columns: list[Array], difference: Array) -> float:
     return exact_norm(difference - basis @ fit) / whole
 
 
-def _nudged(patched: PatchedModel) -> Iterator[PatchedModel]:
+def _nudged_models(patched: PatchedModel) -> Iterator[PatchedModel]:
     """Yield patched models in which the results of one kind of operation are a little larger."""
 
     def larger(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
@@ -258,23 +265,24 @@ def _nudged(patched: PatchedModel) -> Iterator[PatchedModel]:
             yield patched.with_hyper(**{name: float(patched.hp[name]) * (1 + NUDGE)})
 
 
-def _twin(patched: PatchedModel, recorded: RecordedTrace, level: Arithmetic) -> ShadowPass:
+def _rounded_pass(patched: PatchedModel, recorded: RecordedTrace, level: Arithmetic) -> ShadowPass:
+    """Return the shadow pass of the reference rounded like an arithmetic."""
     return shadow_pass(level.make(patched, level.dtype), recorded.within({}))
 
 
-def _fits(view: ShadowPoint, twin: ShadowPass, level: Arithmetic) -> bool:
+def _fits_arithmetic(view: ShadowPoint, twin: ShadowPass, level: Arithmetic) -> bool:
     """Say whether a point is as far off as an arithmetic makes it: as a whole, and every row."""
-    if not is_long(view):
-        return (view.residual or 0.0) <= one_operation(level.dtype, level.dtype).rel_l2
-    off = _off(view, twin)
+    if not needs_measured_rounding(view):
+        return (view.residual or 0.0) <= operation_tolerance(level.dtype, level.dtype).rel_l2
+    off = _rounding_distance(view, twin)
     if not 0 < off < np.inf or view.residual is None:
         return False
-    rows = np.array(list(_ratios(view, twin)))
+    rows = np.array(list(_row_ratios(view, twin)))
     whole = LIKE <= view.residual / off <= TIMES
     return whole and bool(rows.min() >= LIKE / ROWS * 2 and rows.max() <= ROWS)
 
 
-def _off(view: ShadowPoint, twin: ShadowPass) -> float:
+def _rounding_distance(view: ShadowPoint, twin: ShadowPass) -> float:
     """Return how far the rounded reference is from the reference, on the trace's rows."""
     other = twin.views.get(view.key)
     if other is None or view.recorded is None:
@@ -282,7 +290,7 @@ def _off(view: ShadowPoint, twin: ShadowPass) -> float:
     return rel_l2(*(view.recorded.both(x, view.axis)[0] for x in (other.mine, view.mine)))
 
 
-def _ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
+def _row_ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
     """Yield, row by row, the trace's distance over that of the rounded reference."""
     assert view.recorded is not None
     mine, theirs = view.recorded.both(view.mine, view.axis)
@@ -293,16 +301,20 @@ def _ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
         yield float(exact_norm(b - a) / max(exact_norm(c - a), 1e-30))
 
 
-def _bounds(
+def _long_point_bounds(
     long: list[ShadowPoint], twin: ShadowPass, found: ShadowPass, dtype: str
 ) -> Mapping[str, float]:
-    factor = TIMES * (MOE_FACTOR if _may_flip(found, twin) else 1.0)
+    """Return the tolerance of each long point."""
+    factor = TIMES * (MOE_FACTOR if _experts_may_flip(found, twin) else 1.0)
     luck = ROUNDINGS / TIMES * ROUNDOFF[dtype]
-    offs = {view.key: max(luck * _is_few(view), _off(view, twin)) for view in long}
+    offs = {
+        view.key: max(luck * _is_concentrated(view), _rounding_distance(view, twin))
+        for view in long
+    }
     return {key: factor * off for key, off in offs.items() if 0 < off < np.inf}
 
 
-def _is_few(view: ShadowPoint) -> bool:
+def _is_concentrated(view: ShadowPoint) -> bool:
     """Say whether a few values are most of what a point is off by."""
     assert view.recorded is not None
     mine, theirs = (np.float64(x) for x in view.recorded.both(view.mine, view.axis))
@@ -311,7 +323,7 @@ def _is_few(view: ShadowPoint) -> bool:
     return bool(few.sum() > MOST_OF_ALL * squares.sum())
 
 
-def _may_flip(found: ShadowPass, twin: ShadowPass) -> bool:
+def _experts_may_flip(found: ShadowPass, twin: ShadowPass) -> bool:
     """Say whether the rounding may choose other experts for some token.
 
     Their logits move by what the rounded reference moves them; TIMES as much may close a margin.

@@ -41,7 +41,7 @@ class Agreement:
         A number that was fitted to one row fits that row. So a second row has to agree, and with
         twice the bits that all numbers take; or another point. Whole numbers are a choice of few.
         """
-        numbers = numbers_of(change.values)
+        numbers = change_numbers(change.values)
         if not numbers or self.points:
             return unfitted_proof(max(1, len(self.points)))
         fitted = any(isinstance(number, float) for number in numbers)
@@ -50,19 +50,19 @@ class Agreement:
         return Proof(self.bits, 1.0, wanted if enough else self.bits, math.inf)
 
 
-def numbers_of(values: Any) -> list[int | float]:
+def change_numbers(values: Any) -> list[int | float]:
     """Return the numbers of a change: those in mappings, sequences, arrays; no booleans."""
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, np.ndarray | np.generic):
         values = values.tolist()
     if isinstance(values, list | tuple | set | frozenset):
-        return [number for each in values for number in numbers_of(each)]
+        return [number for each in values for number in change_numbers(each)]
     counts = isinstance(values, int | float) and not isinstance(values, bool)
     return [values] if counts else []
 
 
-def agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agreement:
+def measure_agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agreement:
     """Return what agrees in a pass with a change, and disagreed in the pass without it."""
     view, then = case.view, found.views.get(case.view.key)
     points = tuple(
@@ -149,7 +149,7 @@ def weights_inside(case: Mismatch) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def scopes_of(case: Mismatch, change: Change) -> list[Layers]:
+def layer_scopes(case: Mismatch, change: Change) -> list[Layers]:
     """Return the layers to try a change in: all, those of this kind, this one."""
     if not change.scoped or case.layer < 0:
         return [None]

@@ -75,7 +75,7 @@ class Blend:
         self.of_a = frozenset(taken)
         self.weights = Weights(rows, holder.budget, str(b.path))
         self.weights.holder = PairHolder(holder, self._label)
-        self.own = [] if parts is None else _stages(a, self)
+        self.own = [] if parts is None else _differing_stages(a, self)
 
     def _label(self, key: str) -> str:
         name = key.partition("[")[0].partition("@")[0]
@@ -92,14 +92,14 @@ def count_stages(*models: Model) -> int:
     return int(models[0].hyper["n_layers"]) + 2
 
 
-def _stages(a: Model, blend: Blend) -> list[int]:
+def _differing_stages(a: Model, blend: Blend) -> list[int]:
     """Return the stages in which a blend differs from A, in order."""
     keys = set(blend.weights)
     weights = {key for key in keys if key not in blend.of_a} | (set(a.roles) - keys)
     numbers = [
         name
         for name in dict.fromkeys((*a.hyper, *blend.hp))
-        if not same_value(_value(a.hyper, name), _value(blend.hp, name))
+        if not same_value(_hyper_value(a.hyper, name), _hyper_value(blend.hp, name))
     ]
     other = blend.spec.block != a.spec.block or blend.spec.forward != a.spec.forward
     count = count_stages(a)
@@ -107,17 +107,20 @@ def _stages(a: Model, blend: Blend) -> list[int]:
         return list(range(count)) if other or weights or numbers else []
     found: set[int] = set()
     for key in weights:
-        found |= _read_at(key, count - 1, tied="output.weight" not in keys)
+        found |= _stages_reading(key, count - 1, tied="output.weight" not in keys)
     for name in numbers:
-        found |= _number_at(name, _value(a.hyper, name), _value(blend.hp, name), count - 1)
+        found |= _stages_changed_by(
+            name, _hyper_value(a.hyper, name), _hyper_value(blend.hp, name), count - 1
+        )
     return sorted(found)
 
 
-def _value(hp: HyperParams, name: str) -> Any:
+def _hyper_value(hp: HyperParams, name: str) -> Any:
+    """Return a hyperparameter's value, None where the model has none."""
     return hp[name] if name in hp else None
 
 
-def _read_at(key: str, head: int, *, tied: bool) -> set[int]:
+def _stages_reading(key: str, head: int, *, tied: bool) -> set[int]:
     """Return the stages that read a weight."""
     layer, role = split_key(key)
     if layer is not None:
@@ -127,7 +130,7 @@ def _read_at(key: str, head: int, *, tied: bool) -> set[int]:
     return {head} if role.startswith("output") else {0}
 
 
-def _number_at(name: str, mine: Any, other: Any, head: int) -> set[int]:
+def _stages_changed_by(name: str, mine: Any, other: Any, head: int) -> set[int]:
     """Return the stages that a differing hyperparameter changes."""
     if name in _LATE:
         return {head}
@@ -137,7 +140,7 @@ def _number_at(name: str, mine: Any, other: Any, head: int) -> set[int]:
     return set(range(0 if name in _EARLY else 1, head + 1))
 
 
-def multiplied(model: Model) -> float:
+def multiplications_per_token(model: Model) -> float:
     """Return the multiplications that a token takes in all layers, about."""
     hp: Mapping[str, Any] = model.hyper
     share = int(hp["n_experts_used"]) / int(hp["n_experts"]) if hp["n_experts"] else 1.0
@@ -148,6 +151,6 @@ def multiplied(model: Model) -> float:
     return total
 
 
-def stored_values(model: Model) -> int:
+def count_values(model: Model) -> int:
     """Return the number of values in all tensors."""
     return sum(math.prod(view.shape) for view in model.values())

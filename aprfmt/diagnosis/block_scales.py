@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import decode
-from aprfmt.codecs.credible import check_beside, check_inputs
-from aprfmt.diagnosis.packing_repairs import not_numbers, wrong_part
+from aprfmt.codecs.credible import check_inputs, check_numbers
+from aprfmt.diagnosis.packing_repairs import bad_scale_text, wrong_part
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.tensors.companions import stored_part
@@ -32,14 +32,14 @@ def find_wrong_scales(
         )
         found: Iterator[Wrong] = iter(())
         if right is not None and right.parts and right.packed is None:
-            found = _beside(right, bad.source.tensors)
+            found = _wrong_parts_beside(right, bad.source.tensors)
         elif broken is not None and broken.parts and broken.packed is None:
-            found = _alone(broken)
+            found = _wrong_parts_alone(broken)
         for cause, says, sure in found:
             yield name, cause, says, sure
 
 
-def _beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> Iterator[Wrong]:
+def _wrong_parts_beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> Iterator[Wrong]:
     """Yield the parts that are not as those of the reference, where the codes are."""
     main = right.parts[""].info
     if main.name not in stored or stored[main.name].info.encoding != main.encoding:
@@ -47,16 +47,20 @@ def _beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> Iterator[Wro
     own = {suffix: stored.get(part.info.name) for suffix, part in right.parts.items()}
     for suffix, part in own.items():
         if part is None:
-            yield "scales_missing", f"{suffix} is not in the file", _restored(right, own, suffix)
+            yield (
+                "scales_missing",
+                f"{suffix} is not in the file",
+                _is_right_with_part(right, own, suffix),
+            )
         elif suffix and (
             wrong := wrong_part(suffix, stored_part(part), stored_part(right.parts[suffix]))
         ):
-            yield *wrong, _restored(right, own, suffix)
+            yield *wrong, _is_right_with_part(right, own, suffix)
 
 
-def _alone(broken: LazyTensor) -> Iterator[Wrong]:
+def _wrong_parts_alone(broken: LazyTensor) -> Iterator[Wrong]:
     """Yield what is wrong with a weight by itself, beside a reference that is not packed."""
-    wrong = [not_numbers(suffix, stored_part(part)) for suffix, part in broken.parts.items()]
+    wrong = [bad_scale_text(suffix, stored_part(part)) for suffix, part in broken.parts.items()]
     invalid = next(filter(None, wrong), "")
     try:
         decode_tensor(broken)
@@ -65,13 +69,15 @@ def _alone(broken: LazyTensor) -> Iterator[Wrong]:
         yield "scales_invalid" if invalid else "scales_shape", says, False
 
 
-def _restored(right: LazyTensor, own: Mapping[str, LazyTensor | None], suffix: str) -> bool:
+def _is_right_with_part(
+    right: LazyTensor, own: Mapping[str, LazyTensor | None], suffix: str
+) -> bool:
     """Say whether a weight with one part as the reference has it is the reference's."""
     theirs = raw_parts(right)
     parts = {key: part.raw() for key, part in own.items() if part is not None}
     parts[suffix] = theirs[suffix]
     try:
-        check_beside(parts)
+        check_numbers(parts)
         check_inputs({key: part for key, part in own.items() if part and key != suffix})
         made, wanted = (
             decode(right.info.encoding, each, right.info.shape) for each in (parts, theirs)

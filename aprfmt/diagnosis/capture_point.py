@@ -9,10 +9,10 @@ what the model says and recorded it at another place.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aprfmt.causes.forward.capture_names import around
-from aprfmt.causes.forward.cut_points import agrees_without, cuts, depends
+from aprfmt.causes.forward.capture_names import neighbour_values
+from aprfmt.causes.forward.cut_points import agrees_without, cut_keys, is_computed_from
 from aprfmt.causes.forward.mismatch import Change, Mismatch
-from aprfmt.diagnosis.relations import relation, sureness
+from aprfmt.diagnosis.relations import relation_text, sureness
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
 
@@ -20,23 +20,28 @@ from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
 def find_other_capture_point(case: Mismatch) -> Change | None:
     """Return that the differing point, and others after it, were taken elsewhere, or None."""
     key = case.view.key
-    cut = next((cut for cut in cuts(key) if agrees_without(case, cut)), None)
+    cut = next((cut for cut in cut_keys(key) if agrees_without(case, cut)), None)
     if cut is None:
         return None
     names = [case.view.point]
     order = {key: i for i, key in enumerate(case.patched.points)}
     while True:
-        found = shadow_pass(case.patched, case.without(_everywhere(case, names)), cut)
+        found = shadow_pass(case.patched, case.without(_keys_in_all_layers(case, names)), cut)
         view = next((view for view in found.flagged if view.layer == case.layer), None)
         if view is None or order.get(view.key, 0) <= order.get(key, 0) or view.alone:
             break
         names.append(view.point)
     before = case.found.views.get(cut)
     after = found.views.get(cut)
-    if after is None or after.flagged or before is None or not _acts(case, before, names):
+    if (
+        after is None
+        or after.flagged
+        or before is None
+        or not _recorded_values_show(case, before, names)
+    ):
         return None
     here = [key_name(name, case.layer) for name in names]
-    known = [_relation(case, key) for key in here]
+    known = [_relation_text(case, key) for key in here]
     told = [text or "other values" for text in known]
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, told, strict=True))
     return Change(
@@ -44,42 +49,44 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         f"what is recorded was taken at another point: {says}; {cut}, which is computed from it, "
         "agrees",
         tuple(
-            k for k in (*here, *sorted(_everywhere(case, names) - {*here})) if case.recorded.has(k)
+            k
+            for k in (*here, *sorted(_keys_in_all_layers(case, names) - {*here}))
+            if case.recorded.has(k)
         ),
-        drop=frozenset(_everywhere(case, names)),
+        drop=frozenset(_keys_in_all_layers(case, names)),
         values={"recorded_as": case.view.point, "is": told[0], "agrees": cut},
         scoped=False,
         most=sureness(known),
     )
 
 
-def _everywhere(case: Mismatch, names: Sequence[str]) -> set[str]:
+def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
     """Return the keys of points in all layers: engines record a point the same way in each."""
     return {key_name(name, layer) for name in names for layer in range(case.patched.n_layers)}
 
 
-def _acts(case: Mismatch, cut: ShadowPoint, names: Sequence[str]) -> bool:
+def _recorded_values_show(case: Mismatch, cut: ShadowPoint, names: Sequence[str]) -> bool:
     """Say whether the trace's own values would have shown at the cut, or at a point before it."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     return any(
         view.flagged
         for view in case.found.views.values()
-        if here < order[view.key] <= order[cut.key] and depends(view.key, case.view.key)
+        if here < order[view.key] <= order[cut.key] and is_computed_from(view.key, case.view.key)
     )
 
 
 # --- what the values are -------------------------------------------------------------------------
 
 
-def _relation(case: Mismatch, key: str) -> str:
+def _relation_text(case: Mismatch, key: str) -> str:
     """Say how a point's recorded values follow from the reference's, "" if nothing gives them."""
     view = case.found.views[key]
     if view.recorded is None or view.recorded.rows is not None:
         return "some rows of another point"
-    for name, value in around(replace(case, view=view)):
+    for name, value in neighbour_values(replace(case, view=view)):
         if value.size == view.mine.size and view.distance(value.reshape(view.mine.shape)) <= (
             view.tolerance
         ):
             return name
-    return relation(view.mine, view.theirs, 10 * view.tolerance)
+    return relation_text(view.mine, view.theirs, 10 * view.tolerance)

@@ -11,7 +11,7 @@ from aprfmt.measure.tolerances import DISCRETE
 GAIN = 3.0  # gains (out / in) worth reporting
 
 
-def rounding(
+def rounding_finding(
     points: Sequence[PointRow],
     found: Sequence[Finding],
     evidence: Sequence[Evidence],
@@ -25,18 +25,20 @@ def rounding(
     that only one side recorded is as far apart as its operation makes it on the run's own input.
     """
     elsewhere = {key for finding in found if finding.level == "capture" for key in finding.where}
-    rows = [row for row in points if row.key not in elsewhere and _size(row) is not None]
+    rows = [
+        row for row in points if row.key not in elsewhere and _relative_difference(row) is not None
+    ]
     rows = [row for row in rows if row.point not in DISCRETE]
     if not rows:
         return None
-    worst = max(rows, key=lambda row: _size(row) or 0.0)
-    if not _size(worst):
+    worst = max(rows, key=lambda row: _relative_difference(row) or 0.0)
+    if not _relative_difference(worst):
         return None
     beyond = [row for row in rows if row.apart]
     if not beyond and elsewhere:
         return None
     shadows = [row.shadow for row in rows if row.shadow is not None]
-    endless = [row for row in rows if not math.isfinite(_size(row) or 0.0)]
+    endless = [row for row in rows if not math.isfinite(_relative_difference(row) or 0.0)]
     if endless:
         return Finding(
             "",
@@ -46,10 +48,10 @@ def rounding(
             (endless[0].key,),
             False,
             endless[0].key,
-            _size(endless[0]),
+            _relative_difference(endless[0]),
         )
     explained = bool(shadows) or not beyond
-    says = f"runs differ by {_size(worst):.3g} at most, at {worst.key}"
+    says = f"runs differ by {_relative_difference(worst):.3g} at most, at {worst.key}"
     if beyond:
         says += f"; {beyond[0].key} is beyond the tolerance of whole runs, " + (
             "yet every operation gives the run's own values on its own inputs: rounding, amplified"
@@ -71,19 +73,19 @@ def rounding(
         (worst.key,),
         explained and not supposed,
         beyond[0].key if beyond else "",
-        _size(worst),
+        _relative_difference(worst),
         max(shadows, default=None),
         "the worst point; after: one operation at a time",
         proof=unfitted_proof(len(shadows)) if shadows and explained else None,
     )
 
 
-def _size(row: PointRow) -> float | None:
+def _relative_difference(row: PointRow) -> float | None:
     """Return the relative difference of both runs at a point, else on the run's own input."""
     return row.shadow if row.direct is None else row.direct
 
 
-def spikes(points: Sequence[PointRow]) -> Iterator[Evidence]:
+def largest_gains(points: Sequence[PointRow]) -> Iterator[Evidence]:
     """Yield the largest gains: a layer's output difference divided by its input difference."""
     jumps = [row for row in points if row.gain is not None and row.gain > GAIN and row.direct]
     for row in sorted(jumps, key=lambda row: -(row.gain or 0.0))[:3]:

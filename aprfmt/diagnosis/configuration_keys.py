@@ -12,7 +12,7 @@ from typing import Any
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
 from aprfmt.diagnosis.config_changes import GONE, IN_FILES, Changes, Key, differing_keys, read_with
-from aprfmt.diagnosis.unread import refused, unfit
+from aprfmt.diagnosis.unread import misfit_reason, refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 
@@ -90,7 +90,7 @@ def _mends(a: Model, b: Model, changes: Changes, names: Collection[str]) -> bool
     It must fit its tensors then.
     """
     made = read_with(b, changes)
-    if refused(made) or unfit(made):
+    if refusal_reason(made) or misfit_reason(made):
         return False
     if any(one.kind == "keys" for one in made.resolution.relations):
         return False  # read under another value than its key says

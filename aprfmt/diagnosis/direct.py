@@ -7,20 +7,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.cut_points import cuts
+from aprfmt.causes.forward.cut_points import cut_keys
 from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.relations import relation, sureness
+from aprfmt.diagnosis.relations import relation_text, sureness
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
-from aprfmt.inference.replay.recorded_trace import NO_VALUES, axis_of, fit, near_keys, takes_masks
+from aprfmt.inference.replay.recorded_trace import (
+    NO_VALUES,
+    fit_values,
+    neighbour_keys,
+    takes_masks,
+    token_axis,
+)
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import cap_proof, unfitted_proof
 from aprfmt.measure.tolerances import BASE, DISCRETE
-from aprfmt.measure.trace_rows import differ, spans
+from aprfmt.measure.trace_rows import positions_differ, positions_text
 from aprfmt.measure.trace_view import TraceLike
-from aprfmt.measure.traces import Between, PointDiff, compare_point, dtypes_of
+from aprfmt.measure.traces import PointDiff, RunPair, compare_point, record_dtypes
 from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
@@ -29,20 +35,22 @@ SHOWN = 8  # points that are named where both sides are not finite
 NO_POINT = (1 << 30, 0)  # the place of what is no point of its own
 
 
-def keys_of(a: TraceLike, b: TraceLike) -> list[str]:
+def shared_keys(a: TraceLike, b: TraceLike) -> list[str]:
     """Return the keys both traces have, in execution order."""
     both = [key for key in a.records if b.find(key) is not None]
     both += [key for key in b.records if key not in a.records and a.find(key) is not None]
-    return sorted({key for key in both if place_of(key) != NO_POINT}, key=place_of)
+    return sorted({key for key in both if execution_order(key) != NO_POINT}, key=execution_order)
 
 
-def joined(a: TraceLike, b: TraceLike) -> list[str]:
+def joined_stage_sentences(a: TraceLike, b: TraceLike) -> list[str]:
     """Say which stages of several points (an APRT folder's qkv) were left out."""
-    keys = [key for key in dict.fromkeys((*a.records, *b.records)) if place_of(key) == NO_POINT]
+    keys = [
+        key for key in dict.fromkeys((*a.records, *b.records)) if execution_order(key) == NO_POINT
+    ]
     return [f"{key}: several points in one; give --model to take them apart" for key in keys]
 
 
-def place_of(key: str) -> tuple[int, int]:
+def execution_order(key: str) -> tuple[int, int]:
     """Return where a key stands in the order of execution; keys of no point come last."""
     order = {name: i for i, name in enumerate(POINTS)}
     try:
@@ -54,19 +62,21 @@ def place_of(key: str) -> tuple[int, int]:
     return (layer, order[point])
 
 
-def compared(a: TraceLike, b: TraceLike, moe: bool, reference: str = "A") -> list[PointDiff]:
+def compare_points(a: TraceLike, b: TraceLike, moe: bool, reference: str = "A") -> list[PointDiff]:
     """Return every point that both traces have, in execution order.
 
     Distances are relative L2 by the norm of the `reference`, "A" or "B". NaN and infinities are
     counted as A's and B's whichever it is.
     """
     actual, right = (b, a) if reference == "A" else (a, b)
-    between = Between.of(actual, right, moe=moe)
-    rows = [one(key, actual, right, between) for key in keys_of(a, b)]
+    between = RunPair.of(actual, right, moe=moe)
+    rows = [compare_shared_rows(key, actual, right, between) for key in shared_keys(a, b)]
     return [row.with_sides_exchanged for row in rows] if reference == "A" else rows
 
 
-def bounds(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Iterator[tuple[float, str]]:
+def point_tolerances(
+    pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike
+) -> Iterator[tuple[float, str]]:
     """Yield the tolerance of every compared point, with the coarser arithmetic's dtype."""
     for pair in pairs:
         mine, other = a.find(pair.key), b.find(pair.key)
@@ -75,7 +85,7 @@ def bounds(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Iterator[t
             yield pair.tolerance, max(both, key=lambda dtype: BASE[dtype].rel_l2)
 
 
-def one(key: str, a: TraceLike, b: TraceLike, between: Between) -> PointDiff:
+def compare_shared_rows(key: str, a: TraceLike, b: TraceLike, between: RunPair) -> PointDiff:
     """Compare one point of `a` with the reference `b`, on the rows that both have.
 
     Rows go by token position where both say it.
@@ -83,10 +93,10 @@ def one(key: str, a: TraceLike, b: TraceLike, between: Between) -> PointDiff:
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
     x, y = a.values(key), b.values(key)
-    apart = differ(mine, other) and bool(mine.positions and other.positions)
+    apart = positions_differ(mine, other) and bool(mine.positions and other.positions)
     if x is None or y is None or (np.size(x) == np.size(y) and not apart):
         return compare_point(key, a, b, between)
-    dtypes = dtypes_of(mine, other, a, b)
+    dtypes = record_dtypes(mine, other, a, b)
     found = _on_shared_rows(key, a, b, np.asarray(x), np.asarray(y))
     if isinstance(found, str):
         return PointDiff(key, None, None, None, between.bound(key, dtypes).rel_l2, False, found)
@@ -105,28 +115,29 @@ def _on_shared_rows(
     assert mine is not None and other is not None
     if not (x.any() or y.any()) and mine.point not in DISCRETE:
         return NO_VALUES
-    axis = axis_of(key)
-    if mine.positions and other.positions and differ(mine, other):
+    axis = token_axis(key)
+    if mine.positions and other.positions and positions_differ(mine, other):
         both = sorted(set(mine.positions) & set(other.positions))
         cut = [
-            _rows_of(each, record.positions, both, axis) for each, record in ((x, mine), (y, other))
+            _rows_at_positions(each, record.positions, both, axis)
+            for each, record in ((x, mine), (y, other))
         ]
         uncut = POINTS[mine.point].rows != "keys" and any(each is None for each in cut)
         if not both or (uncut and x.size == y.size):
             return OTHER_ROWS
         if cut[0] is not None and cut[1] is not None:
-            x, y, note = cut[0], cut[1], f"rows of positions {spans(both)}"
+            x, y, note = cut[0], cut[1], f"rows of positions {positions_text(both)}"
             if x.size == y.size:
                 return x, y.reshape(x.shape), None, note
-            return _fitted(key, a, b, x, y, note)
-    return _fitted(key, a, b, x, y, "")
+            return _fit_shapes(key, a, b, x, y, note)
+    return _fit_shapes(key, a, b, x, y, "")
 
 
-def _fitted(
+def _fit_shapes(
     key: str, a: TraceLike, b: TraceLike, x: Array, y: Array, note: str
 ) -> tuple[Array, Array, Array | None, str] | str:
     """Bring the value with fewer entries into the other's shape; `note` says rows that were cut."""
-    axis, less = axis_of(key), x.size < y.size
+    axis, less = token_axis(key), x.size < y.size
     small, large = (x, y) if less else (y, x)
     sides = ((a, a.find(key)), (b, b.find(key)))
     (trace, few), (_, many) = sides if less else sides[::-1]
@@ -140,7 +151,9 @@ def _fitted(
     shape = large.shape
     if axis >= len(shape) or (len(shape) == 1 and small.ndim == 1):
         return f"{x.size} values against {y.size}"
-    seen = fit(small, positions, few.dtype, shape, axis, shape[axis], takes_masks(key, trace))
+    seen = fit_values(
+        small, positions, few.dtype, shape, axis, shape[axis], takes_masks(key, trace)
+    )
     if seen is None:
         return f"shape {list(x.shape)} against {list(y.shape)}"
     full, held = seen.of(large, axis), seen.values
@@ -148,7 +161,7 @@ def _fitted(
     return (*((held, full) if less else (full, held)), chosen, note or seen.note)
 
 
-def _rows_of(
+def _rows_at_positions(
     values: Array, positions: Sequence[int] | None, wanted: Sequence[int], axis: int
 ) -> Array | None:
     """Return the rows of token positions; None where the values have no row for each."""
@@ -158,7 +171,7 @@ def _rows_of(
     return np.take(values, [row[position] for position in wanted], axis=axis)
 
 
-def no_row_in_common(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> str:
+def no_common_row_sentence(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> str:
     """Say that two traces share no token position; "" where they share one."""
     if not pairs or any(pair.why != OTHER_ROWS for pair in pairs):
         return ""
@@ -166,12 +179,13 @@ def no_row_in_common(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> 
     assert mine is not None and other is not None
     return (
         f"the traces have no row in common: {pairs[0].key} is of positions "
-        f"{spans(mine.positions or ())} in A, {spans(other.positions or ())} in B; record both "
+        f"{positions_text(mine.positions or ())} in A, "
+        f"{positions_text(other.positions or ())} in B; record both "
         "with the same --positions"
     )
 
 
-def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
+def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
     """Return the point of A whose value equals B's value of `key`; "" if no point's does.
 
     Sums with the residual stream count: `out` less `in` is what the layer added.
@@ -182,15 +196,16 @@ def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
     theirs = np.asarray(theirs)
     if not np.isfinite(theirs).all():
         return ""  # NaN and infinities would equal any others
-    for name, value in _around(key, a):
+    for name, value in _neighbour_values(key, a):
         if value.size == theirs.size and rel_l2(value, theirs) <= bound:
             return name
     return ""
 
 
-def _around(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
+def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
+    """Yield the points of the same layer and their values."""
     point, layer = parse_key(key)
-    others = near_keys(key, layer)
+    others = neighbour_keys(key, layer)
     if layer >= 0:
         others += [key_name("out", layer - 1)] if layer else ["embd", "embd_scaled"]
     for other in others:
@@ -211,7 +226,7 @@ def _around(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
             yield f"{point} less the residual stream", np.asarray(own) - added
 
 
-def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
+def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     """Return the likeliest cause of a first divergence by its signature alone, and why."""
     x, y = a.values(key), b.values(key)
     point = key.rpartition(".")[2]
@@ -232,7 +247,7 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
         sums = y.sum(-1)
         if np.abs(sums - 1).max() > 1e-3:
             return "softmax_reduction", "rows of the probabilities do not sum to 1"
-    if point.endswith("_rope") and rel_l2(_lengths(y), _lengths(x)) < 1e-4:
+    if point.endswith("_rope") and rel_l2(_row_lengths(y), _row_lengths(x)) < 1e-4:
         return "rope_theta", "the rotated vectors have equal lengths and other angles"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
     if rel_l2(x * factor, y) < 1e-4:
@@ -245,7 +260,7 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     return "", ""
 
 
-def other_rows(pairs: Sequence[PointDiff]) -> Finding | None:
+def partial_rows_finding(pairs: Sequence[PointDiff]) -> Finding | None:
     """Say that two traces which agree were compared on some of their rows only."""
     rows = [pair for pair in pairs if pair.rows]
     rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
@@ -259,22 +274,24 @@ def other_rows(pairs: Sequence[PointDiff]) -> Finding | None:
     )  # fmt: skip
 
 
-def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Finding | None:
+def signature_finding(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Finding | None:
     """Name what two traces show without weights: neighbours first, then signatures."""
-    broken = not_finite(pairs)
+    broken = nonfinite_finding(pairs)
     if broken is not None:
         return broken
     beyond = [pair for pair in pairs if pair.beyond]
     if not beyond:
-        return other_rows(pairs)
+        return partial_rows_finding(pairs)
     first = beyond[0]
     moved = {
-        pair.key: name for pair in beyond if (name := neighbour(pair.key, a, b, pair.tolerance))
+        pair.key: name
+        for pair in beyond
+        if (name := equal_neighbour(pair.key, a, b, pair.tolerance))
     }
-    dead = {pair.key: cut for pair in beyond if (cut := _what_follows(pair, pairs))}
+    dead = {pair.key: cut for pair in beyond if (cut := _agreeing_later_point(pair, pairs))}
     if all(pair.key in moved or pair.key in dead for pair in beyond):
-        return _elsewhere(beyond, moved, dead, a, b)
-    cause, why = guess(first.key, a, b)
+        return _capture_point_finding(beyond, moved, dead, a, b)
+    cause, why = guess_by_signature(first.key, a, b)
     return Finding(
         cause, why or f"{first.key} is the first point beyond its tolerance", "forward", "bug",
         (first.key,), False, first.key, first.rel_l2, None, first.key,
@@ -284,13 +301,13 @@ def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Find
 FAR = 1e-3  # points nearer than this share of a difference were not computed from it
 
 
-def _what_follows(pair: PointDiff, pairs: Sequence[PointDiff]) -> str:
+def _agreeing_later_point(pair: PointDiff, pairs: Sequence[PointDiff]) -> str:
     """Return the nearest later point through which a point acts, if it agrees; "" if none does.
 
     A difference of the computation would show there.
     """
     later = {other.key: other for other in pairs}
-    for cut in cuts(pair.key):
+    for cut in cut_keys(pair.key):
         other = later.get(cut)
         if other is None or other.rel_l2 is None or pair.rel_l2 is None:
             continue
@@ -299,7 +316,7 @@ def _what_follows(pair: PointDiff, pairs: Sequence[PointDiff]) -> str:
     return ""
 
 
-def _elsewhere(
+def _capture_point_finding(
     beyond: Sequence[PointDiff], moved: Mapping[str, str], dead: Mapping[str, str],
     a: TraceLike, b: TraceLike,
 ) -> Finding:  # fmt: skip
@@ -328,16 +345,16 @@ def _relation(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
     x, y = a.values(pair.key), b.values(pair.key)
     if x is None or y is None or np.size(x) != np.size(y):
         return ""
-    found = relation(np.asarray(x), np.asarray(y), 10 * pair.tolerance)
+    found = relation_text(np.asarray(x), np.asarray(y), 10 * pair.tolerance)
     return f"{parse_key(pair.key)[0]}: {found}" if found else ""
 
 
-def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:
+def nonfinite_finding(pairs: Sequence[PointDiff]) -> Finding | None:
     """Return the finding that one side alone has NaN or infinities, None where none has.
 
     Confirmed where the first such point's other values are within the tolerance of whole runs.
     """
-    alone = [pair for pair in pairs if pair.alone and not _discrete(pair)]
+    alone = [pair for pair in pairs if pair.alone and not _is_choice(pair)]
     if not alone:
         return None
     first = alone[0]
@@ -354,17 +371,17 @@ def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:
     )  # fmt: skip
 
 
-def _discrete(pair: PointDiff) -> bool:
+def _is_choice(pair: PointDiff) -> bool:
     """Say whether a point is a choice; its margin is infinite where there is only one: no fault."""
     return pair.key.rpartition(".")[2] in DISCRETE
 
 
-def both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
+def nonfinite_on_both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
     """Yield the points at which both sides are not finite alike: no difference, and no number."""
     alike = [
         pair
         for pair in pairs
-        if pair.nonfinite is not None and pair.nonfinite.both and not _discrete(pair)
+        if pair.nonfinite is not None and pair.nonfinite.both and not _is_choice(pair)
     ]
     for pair in alike[:SHOWN]:
         assert pair.nonfinite is not None
@@ -373,5 +390,6 @@ def both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
                        float(pair.nonfinite.both))  # fmt: skip
 
 
-def _lengths(x: Array) -> Array:
+def _row_lengths(x: Array) -> Array:
+    """Return the length of every row."""
     return np.asarray(np.linalg.norm(x, axis=-1))

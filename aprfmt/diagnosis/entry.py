@@ -8,14 +8,14 @@ import numpy as np
 
 from aprfmt.arch import check_arch
 from aprfmt.diagnosis.found import Diagnosis, Evidence
-from aprfmt.diagnosis.packing import examine
-from aprfmt.diagnosis.packing_keys import mending_key
+from aprfmt.diagnosis.packing import examine_packed
+from aprfmt.diagnosis.packing_keys import mending_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.stored_names import compare_by_name
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import AprfmtError, ArchError, CodecError, UsageError
-from aprfmt.inference.backends.blas import few_threads
+from aprfmt.inference.backends.blas import limit_blas_threads
 from aprfmt.model import open_model
 from aprfmt.model.completeness import ANY
 
@@ -50,7 +50,7 @@ def diagnose(
         try:
             first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
         except CodecError as error:
-            told = _unpacked(a, b, arch, stack, error)
+            told = _diagnose_packing(a, b, arch, stack, error)
             if told is None:
                 raise
             return told
@@ -61,7 +61,7 @@ def diagnose(
             for side in (first, second):
                 if side.kind == "trace":
                     side.model = reference
-        stack.enter_context(few_threads(1))
+        stack.enter_context(limit_blas_threads(1))
         tokens = None if ids is None else tuple(int(i) for i in ids)
         if prompt is not None:
             opened = first.model or second.model
@@ -85,7 +85,7 @@ def diagnose(
             return compare_by_name((a, b), first.model, second.model)
 
 
-def _unpacked(
+def _diagnose_packing(
     a: str, b: str, arch: str | None, stack: ExitStack, error: CodecError
 ) -> Diagnosis | None:
     """Return what is wrong with the packed weights of a model that does not open because of them.
@@ -100,10 +100,10 @@ def _unpacked(
     except AprfmtError:
         return None
     for good, bad, label in ((first, second, "B"), (second, first, "A")):
-        told = None if good.damage else examine(good, bad, label)
+        told = None if good.damage else examine_packed(good, bad, label)
         if told is not None:
             found = [
-                replace(one, next=mending_key(good, bad, one) if label == "B" else "")
+                replace(one, next=mending_command(good, bad, one) if label == "B" else "")
                 for one in told.findings
             ]
             return Diagnosis(

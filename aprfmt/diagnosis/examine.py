@@ -9,18 +9,22 @@ from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered_items
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
-from aprfmt.diagnosis.accumulated_rounding import stated, supposed, with_direction
+from aprfmt.diagnosis.accumulated_rounding import (
+    first_directed_point,
+    with_stated_arithmetic,
+    with_supposed_arithmetic,
+)
 from aprfmt.diagnosis.answers import (
     Divergence,
     Examined,
     Solution,
-    agreement,
-    scopes_of,
+    layer_scopes,
+    measure_agreement,
     weights_inside,
 )
 from aprfmt.diagnosis.capture_point import find_other_capture_point
-from aprfmt.diagnosis.rounded import ReadAs, arithmetic
-from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide, spanned
+from aprfmt.diagnosis.rounded import TraceInArithmetic, arithmetic_of_products
+from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide, spanned_layers
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, shadow_pass
@@ -47,7 +51,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
     values = record_points(patched)
     for key, value in values.items():
         recorded.shapes.setdefault(key, value.shape)
-    recorded, found = _read(patched, recorded)
+    recorded, found = _read_in_its_arithmetic(patched, recorded)
     before = found
     guessed = ""
     start = (patched, recorded)
@@ -73,19 +77,25 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
             divergences.append(Divergence(view, answer))
             continue
         # Numbers are improved until they fit only where nothing that has none explains the point.
-        answers = list(_answers(replace(case, fitting=False), known)) or list(_answers(case, known))
-        several = is_wide(case) and len(spanned(case)) > 1
+        answers = list(_answers_of_table(replace(case, fitting=False), known)) or list(
+            _answers_of_table(case, known)
+        )
+        several = is_wide(case) and len(spanned_layers(case)) > 1
         if several or all(answer.change.general for answer in answers):
             search = Search(case, budget)
-            together = _searched(case, search, answers, known)
+            together = _search_usual_mistakes(case, search, answers, known)
             if together:
                 divergences += together
-                patched, recorded = _last(together)
+                patched, recorded = _last_pass(together)
                 values = record_points(patched)
                 found = shadow_pass(patched, recorded)
                 continue
             tried[view.key] = search.tried
-            guess = None if answers else supposed(patched, recorded, found, search.nearest)
+            guess = (
+                None
+                if answers
+                else with_supposed_arithmetic(patched, recorded, found, search.nearest)
+            )
             mixed = None if answers or guess else find_faint_mistakes(case, search)
             if mixed is not None:
                 divergence, patched, recorded, guessed = mixed
@@ -100,13 +110,13 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
                 start = (start[0], recorded.leaving(start[1].without))
                 continue
         if not answers:
-            likely = _likely(case)
-            known |= _like_weights(case, likely)
+            likely = _likely_cause(case)
+            known |= _same_cause_divergences(case, likely)
             inside = weights_inside(case)
             divergences.append(Divergence(view, None, (), likely, inside, tried.get(view.key, 0)))
             continue
-        best = max(answers, key=_worth)
-        divergences.append(Divergence(view, best, _as_good(answers, best, view)))
+        best = max(answers, key=_answer_rank)
+        divergences.append(Divergence(view, best, _equally_good(answers, best, view)))
         patched, recorded = best.patched, best.recorded
         values = record_points(patched)
         found = shadow_pass(patched, recorded)
@@ -116,22 +126,24 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
     return Examined(tuple(divergences), before, found, values, view is not None, guessed)
 
 
-def _read(patched: PatchedModel, recorded: RecordedTrace) -> tuple[RecordedTrace, ShadowPass]:
+def _read_in_its_arithmetic(
+    patched: PatchedModel, recorded: RecordedTrace
+) -> tuple[RecordedTrace, ShadowPass]:
     """Return the trace read in the arithmetic that it shows, and the first shadowed pass."""
     found = shadow_pass(patched, recorded)
-    coarser = arithmetic(found)
+    coarser = arithmetic_of_products(found)
     if coarser:
-        recorded = recorded.read_as(ReadAs(recorded.trace, coarser))
+        recorded = recorded.read_as(TraceInArithmetic(recorded.trace, coarser))
         found = shadow_pass(patched, recorded)
-    grown = stated(patched, recorded, found)
+    grown = with_stated_arithmetic(patched, recorded, found)
     return (recorded, found) if grown is recorded else (grown, shadow_pass(patched, grown))
 
 
-def _as_good(
+def _equally_good(
     answers: Sequence[Solution], best: Solution, view: ShadowPoint
 ) -> tuple[Solution, ...]:
     """Return answers of other causes that explain a divergence as well as the best one."""
-    return _one_each(
+    return _one_of_each_cause(
         tuple(
             answer
             for answer in answers
@@ -143,7 +155,7 @@ def _as_good(
     )
 
 
-def _searched(
+def _search_usual_mistakes(
     case: Mismatch, search: Search, answers: list[Solution], known: set[str]
 ) -> list[Divergence]:
     """Look for usual mistakes; add single ones to `answers`, return joined ones as divergences."""
@@ -153,7 +165,7 @@ def _searched(
     for one in found:
         if len(one.steps) == 1:
             step = one.steps[0]
-            answer = _reaching(case, [step], one.residual, known, order, here)
+            answer = _furthest_in_scope(case, [step], one.residual, known, order, here)
             if answer is not None:
                 answers.append(answer)
     joined = next((one for one in found if len(one.steps) > 1), None)
@@ -161,11 +173,11 @@ def _searched(
         return []
     needed = search.needed(joined)
     steps = [step for step, _ in needed]
-    answer = _reaching(case, steps, joined.residual, known, order, here)
+    answer = _furthest_in_scope(case, steps, joined.residual, known, order, here)
     for at, step in enumerate(list(steps)):  # others of its cause may agree further
         for other in search.alike(steps, step) if answer and answer.reach < math.inf else ():
             tried = [*steps[:at], other, *steps[at + 1 :]]
-            further = _reaching(case, tried, joined.residual, known, order, here)
+            further = _furthest_in_scope(case, tried, joined.residual, known, order, here)
             if further is not None and answer is not None and further.reach > answer.reach:
                 answer, steps = further, tried
                 needed[at] = (other, needed[at][1])
@@ -183,7 +195,7 @@ def _searched(
     return made
 
 
-def _reaching(
+def _furthest_in_scope(
     case: Mismatch,
     steps: Sequence[SearchStep],
     residual: float,
@@ -193,8 +205,8 @@ def _reaching(
 ) -> Solution | None:
     """Return these steps as an answer, in the layers in which the pass agrees furthest."""
     scopes: list[Layers | None] = [None]
-    if len(spanned(case)) <= 1 and case.layer >= 0:
-        scopes = list(scopes_of(case, replace(steps[0].change, scoped=True)))
+    if len(spanned_layers(case)) <= 1 and case.layer >= 0:
+        scopes = list(layer_scopes(case, replace(steps[0].change, scoped=True)))
     best: Solution | None = None
     for scope in scopes:
         patched, recorded = case.patched, case.recorded
@@ -204,7 +216,7 @@ def _reaching(
             patched = step.change.make(patched, layers)
         found = shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
-        reach = math.inf if then is None else order.get(then.key, _place(then, order))
+        reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
         if reach > here and (best is None or reach > best.reach):
             best = Solution(
                 steps[-1].change,
@@ -214,21 +226,21 @@ def _reaching(
                 reach,
                 patched,
                 recorded,
-                agreement(case, found, steps[-1].change),
+                measure_agreement(case, found, steps[-1].change),
             )
         if reach == math.inf:
             break
     return best
 
 
-def _last(divergences: Sequence[Divergence]) -> tuple[PatchedModel, RecordedTrace]:
+def _last_pass(divergences: Sequence[Divergence]) -> tuple[PatchedModel, RecordedTrace]:
     """Return the pass in which the last of several divergences is explained."""
     answer = divergences[-1].answer
     assert answer is not None
     return answer.patched, answer.recorded
 
 
-def _worth(answer: Solution) -> tuple[float, bool, bool, float]:
+def _answer_rank(answer: Solution) -> tuple[float, bool, bool, float]:
     """Rank answers by how far the pass agrees; a wrongly named point ranks after real changes.
 
     Changes marked `general` come last.
@@ -237,16 +249,17 @@ def _worth(answer: Solution) -> tuple[float, bool, bool, float]:
     return (answer.reach, not change.general, change.cause != "capture_point", -answer.residual)
 
 
-def _one_each(answers: tuple[Solution, ...]) -> tuple[Solution, ...]:
+def _one_of_each_cause(answers: tuple[Solution, ...]) -> tuple[Solution, ...]:
+    """Return the first answer of each cause."""
     return tuple({answer.change.cause: answer for answer in reversed(answers)}.values())
 
 
-def _like(view: ShadowPoint, found: ShadowPass) -> set[str]:
+def _same_point_divergences(view: ShadowPoint, found: ShadowPass) -> set[str]:
     """Return the diverging keys of the same point in all layers: one unexplained finding."""
     return {other.key for other in found.flagged if other.point == view.point}
 
 
-def _likely(case: Mismatch) -> str:
+def _likely_cause(case: Mismatch) -> str:
     """Return the cause to suspect, "" if several operations or weights could be wrong.
 
     For a quantized weight it is that the run used values that were never quantized.
@@ -264,17 +277,17 @@ def _likely(case: Mismatch) -> str:
     return SUSPECTS[last.op] if len(others) == len(biased) else ""
 
 
-def _like_weights(case: Mismatch, likely: str) -> set[str]:
+def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:
     """Return the diverging keys with the same suspected cause."""
-    found = _like(case.view, case.found)
+    found = _same_point_divergences(case.view, case.found)
     if likely == "quantisation":
         for view in case.found.flagged:
-            if _likely(replace(case, view=view)) == likely:
+            if _likely_cause(replace(case, view=view)) == likely:
                 found.add(view.key)
     return found
 
 
-def _answers(case: Mismatch, known: set[str]) -> Iterator[Solution]:
+def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
     """Yield, for every row of the table, the change with which the pass agrees furthest."""
     from aprfmt.causes.forward.table import TABLE
 
@@ -283,10 +296,10 @@ def _answers(case: Mismatch, known: set[str]) -> Iterator[Solution]:
     for row in (*TABLE, *offered_items("hypotheses")):
         best: Solution | None = None
         for change in row.propose(case):
-            answer = _verified(case, change, known, order, here)
+            answer = _verify_change(case, change, known, order, here)
             if answer is None:
                 continue
-            if best is None or _worth(answer) > _worth(best):
+            if best is None or _answer_rank(answer) > _answer_rank(best):
                 best = answer
             if best.reach == math.inf:
                 break
@@ -294,7 +307,7 @@ def _answers(case: Mismatch, known: set[str]) -> Iterator[Solution]:
             yield best
 
 
-def _verified(
+def _verify_change(
     case: Mismatch, change: Change, known: set[str], order: Mapping[str, int], here: int
 ) -> Solution | None:
     """Apply a change to the whole pass; None unless all points up to the divergence then agree."""
@@ -305,11 +318,11 @@ def _verified(
         if not residual <= case.view.tolerance:
             return None
     best: Solution | None = None
-    for layers in scopes_of(case, change):
+    for layers in layer_scopes(case, change):
         patched, recorded = change.make(case.patched, layers), case.without(change.drop)
         found = shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
-        reach = math.inf if then is None else order.get(then.key, _place(then, order))
+        reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
         if reach > here and (best is None or reach > best.reach):
             best = Solution(
                 change,
@@ -319,14 +332,14 @@ def _verified(
                 reach,
                 patched,
                 recorded,
-                agreement(case, found, change),
+                measure_agreement(case, found, change),
             )
         if reach == math.inf:
             break
     return best
 
 
-def _place(view: ShadowPoint, order: Mapping[str, int]) -> float:
+def _point_order(view: ShadowPoint, order: Mapping[str, int]) -> float:
     """Return a point's place in the order; a point the earlier pass lacks is at its layer's end."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5
@@ -417,13 +430,17 @@ def find_faint_mistakes(
         change = one.steps[0].change
         if one.residual > NEARLY * case.view.residual:
             break
-        for layers in dict.fromkeys((one.steps[0].layers, *scopes_of(case, change))):
+        for layers in dict.fromkeys((one.steps[0].layers, *layer_scopes(case, change))):
             patched = change.make(case.patched, layers)
             left = shadow_pass(patched, case.recorded)
-            guess = supposed(patched, case.recorded, left, 1.0) if left.flagged else None
+            guess = (
+                with_supposed_arithmetic(patched, case.recorded, left, 1.0)
+                if left.flagged
+                else None
+            )
             if guess is not None:
                 recorded, says = guess
-                agrees = agreement(case, shadow_pass(patched, recorded), change)
+                agrees = measure_agreement(case, shadow_pass(patched, recorded), change)
                 answer = Solution(
                     change, layers, one.residual, None, math.inf, patched, recorded, agrees
                 )
@@ -439,7 +456,7 @@ def faint_in(
     It is never confirmed: taking it away takes away a part only. Where none does, it is not known
     whether the run is only rounded, and that is said.
     """
-    view = with_direction(patched, recorded, found)
+    view = first_directed_point(patched, recorded, found)
     if view is None or not view.residual:
         return []
     case = Mismatch(patched, recorded, view, found, plain)

@@ -17,7 +17,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import between
+from aprfmt.diagnosis.mixing import make_pair
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -78,13 +78,13 @@ def flags(a: Model, b: Model, found: Levels) -> None:
         if (row.name, row.said) in same or (row.name, row.said) not in _LOADERS:
             continue
         loaders, changes = _LOADERS[row.name, row.said]
-        key = _key(b, row.name)
+        key = _config_key(b, row.name)
         says = f"{key} of B's configuration is {row.said}, its tensors say {not row.said}"
         says += f": {loaders}"
         if not changes:
             found.evidence.append(Evidence("config", says, (key, *row.keys[:4])))
             continue
-        before, after, bound = _distances(a, b, row)
+        before, after, bound = _logit_distances(a, b, row)
         if before <= bound:
             found.evidence.append(Evidence("config", f"{says}; the logits do not show it", (key,)))
             continue
@@ -106,26 +106,26 @@ def flags(a: Model, b: Model, found: Levels) -> None:
         )
 
 
-def _key(model: Model, name: str) -> str:
+def _config_key(model: Model, name: str) -> str:
     """Return the key of config.json that gives a hyperparameter."""
     read = model.resolution.report.read
     return next((key for key, given in read.items() if given == name), name)
 
 
-def _distances(a: Model, b: Model, row: Contradiction) -> tuple[float, float, float]:
+def _logit_distances(a: Model, b: Model, row: Contradiction) -> tuple[float, float, float]:
     """Return how far B's logits are from A's, by the flag and by the tensors; and the bound."""
     ids = choose_ids([a.hyper, b.hyper], long=False)
-    bound = between(a, b).bound("logits", ("float32", "float32")).rel_l2
+    bound = make_pair(a, b).bound("logits", ("float32", "float32")).rel_l2
     reference = logits(PatchedModel.of(a, ids, "float32"))
     believed = logits(PatchedModel.of(b, ids, "float32"))
     drop = () if row.said else row.keys
-    read = logits(_read(b, {row.name: row.said}, drop, ids))
+    read = logits(_model_with_flag(b, {row.name: row.said}, drop, ids))
     scale = exact_norm(reference) or 1.0
     before, after = (exact_norm(x - reference) / scale for x in (read, believed))
     return before, after, bound
 
 
-def _read(
+def _model_with_flag(
     model: Model, values: Mapping[str, Value], drop: tuple[str, ...], ids: tuple[int, ...]
 ) -> PatchedModel:
     """Return a model with a flag believed and the tensors that it denies left out."""

@@ -7,7 +7,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.answers import Divergence, Examined
 from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.nextstep import recording
+from aprfmt.diagnosis.nextstep import recording_sentence
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint
@@ -25,7 +25,7 @@ class JudgedTrace:
     evidence: list[Evidence] = field(default_factory=list)
 
 
-def judged(
+def judge_trace(
     label: str, examined: Examined, ids: Sequence[int] = (), model: str = "MODEL"
 ) -> JudgedTrace:
     """Turn divergences into findings: one per cause and value, with all its places.
@@ -34,23 +34,23 @@ def judged(
     """
     found = JudgedTrace(label, examined)
     for divergence in examined.divergences:
-        _add(found.findings, _finding(label, divergence))
-        found.evidence += _evidence(label, divergence)
+        _add_finding(found.findings, _explained_finding(label, divergence))
+        found.evidence += _evidence_of(label, divergence)
         if divergence.answer is None and divergence.likely != "nonfinite":
-            step = recording(divergence.view, examined.before.views, ids, model)
+            step = recording_sentence(divergence.view, examined.before.views, ids, model)
             if step:
                 found.evidence.append(Evidence("forward", step, (divergence.view.key,)))
-    rows = _other_rows(label, examined)
+    rows = _partial_rows_finding(label, examined)
     if rows is not None:
-        _add(found.findings, rows)
+        _add_finding(found.findings, rows)
     for view in examined.before.views.values():
         if view.note:
             found.evidence.append(Evidence("forward", f"{view.key}: {view.note}", (view.key,)))
-    found.evidence += _both_sides(label, examined)
+    found.evidence += _nonfinite_on_both_sides(label, examined)
     return found
 
 
-def _both_sides(label: str, examined: Examined) -> Iterable[Evidence]:
+def _nonfinite_on_both_sides(label: str, examined: Examined) -> Iterable[Evidence]:
     """Yield where the trace and the reference on its input have the same NaN or infinities.
 
     That counts as no difference, but nothing could be measured at these points.
@@ -70,7 +70,8 @@ def _both_sides(label: str, examined: Examined) -> Iterable[Evidence]:
         )  # fmt: skip
 
 
-def _where(divergence: Divergence) -> tuple[str, ...]:
+def _places_of(divergence: Divergence) -> tuple[str, ...]:
+    """Return the points and weights of a divergence."""
     answer = divergence.answer
     if answer is None:
         if divergence.likely:
@@ -90,17 +91,18 @@ def _operations(view: ShadowPoint) -> tuple[str, ...]:
     return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
 
-def _finding(label: str, divergence: Divergence) -> Finding:
+def _explained_finding(label: str, divergence: Divergence) -> Finding:
+    """Return the finding of an explained divergence."""
     view, answer = divergence.view, divergence.answer
     if answer is None:
-        return _unexplained(label, divergence)
+        return _unexplained_finding(label, divergence)
     change = answer.change
     return Finding(
         change.cause,
         change.says,
         CAUSES[change.cause].level if CAUSES[change.cause].level == "capture" else "forward",
         CAUSES[change.cause].verdict,
-        _where(divergence),
+        _places_of(divergence),
         not divergence.doubtful and not divergence.faint,
         view.key,
         view.residual,
@@ -113,10 +115,11 @@ def _finding(label: str, divergence: Divergence) -> Finding:
     )
 
 
-def _unexplained(label: str, divergence: Divergence) -> Finding:
+def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
+    """Return the finding of a divergence that nothing explains."""
     view, cause = divergence.view, divergence.likely
     if cause == "nonfinite":
-        return _not_finite(label, view)
+        return _nonfinite_finding(label, view)
     ops = ", ".join(_operations(view)) or "no operation"
     after = ", ".join(view.after) or "the token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
@@ -129,12 +132,22 @@ def _unexplained(label: str, divergence: Divergence) -> Finding:
         cause, says = "rounding", says + ", by less than whole runs may differ"
     verdict = CAUSES[cause].verdict if cause else "bug"
     return Finding(
-        cause, says, "forward", verdict, _where(divergence), False, view.key, view.residual, None,
-        view.key, side=label, after=view.after,
-    )  # fmt: skip
+        cause,
+        says,
+        "forward",
+        verdict,
+        _places_of(divergence),
+        False,
+        view.key,
+        view.residual,
+        None,
+        view.key,
+        side=label,
+        after=view.after,
+    )
 
 
-def _not_finite(label: str, view: ShadowPoint) -> Finding:
+def _nonfinite_finding(label: str, view: ShadowPoint) -> Finding:
     """Return the finding that an operation and the trace have different NaN or infinities.
 
     It is confirmed if all other values of the point are within the tolerance of one operation.
@@ -155,11 +168,11 @@ def _not_finite(label: str, view: ShadowPoint) -> Finding:
     )  # fmt: skip
 
 
-def _add(found: list[Finding], finding: Finding) -> None:
+def _add_finding(found: list[Finding], finding: Finding) -> None:
     """Add a finding, or add its places to an existing one with the same cause and sentence."""
     for i, other in enumerate(found):
         same = (other.cause, other.confirmed) == (finding.cause, finding.confirmed)
-        if same and _alike(other, finding):
+        if same and _is_same_cause(other, finding):
             where = tuple(dict.fromkeys((*other.where, *finding.where)))
             found[i] = replace(other, where=where)
             return
@@ -170,20 +183,22 @@ def _add(found: list[Finding], finding: Finding) -> None:
 _PLACES = ("capture_point", "quantisation", "rounding", "rope_layers")
 
 
-def _alike(a: Finding, b: Finding) -> bool:
+def _is_same_cause(a: Finding, b: Finding) -> bool:
     """Say whether two findings are one cause in several places."""
     return a.cause in _PLACES or (
-        dict(a.values) == dict(b.values) and _words(a.says) == _words(b.says)
+        dict(a.values) == dict(b.values)
+        and _sentence_without_places(a.says) == _sentence_without_places(b.says)
     )
 
 
-def _words(text: str) -> str:
+def _sentence_without_places(text: str) -> str:
     """Return a sentence without its tensor names and layers."""
     kept = (word for word in text.split() if not any(c.isdigit() for c in word))
     return " ".join(word for word in kept if "." not in word.rstrip(".,"))
 
 
-def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
+def _evidence_of(label: str, divergence: Divergence) -> Iterable[Evidence]:
+    """Yield the evidence for a divergence."""
     view, answer = divergence.view, divergence.answer
     calls = ", ".join(dict.fromkeys(call.op for call in view.calls)) or f"what follows {view.base}"
     cause = divergence.likely if answer is None else answer.change.cause
@@ -240,7 +255,7 @@ def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
         )
 
 
-def _other_rows(label: str, examined: Examined) -> Finding | None:
+def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
     """Return a finding if the trace's rows are only some of the pass's rows, and these agree."""
     views = [
         view
@@ -269,7 +284,7 @@ def _other_rows(label: str, examined: Examined) -> Finding | None:
     )
 
 
-def common(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
+def shared_findings(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
     """Return the findings that both sides have; they are no difference between the two."""
     return [
         finding

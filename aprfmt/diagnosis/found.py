@@ -17,8 +17,8 @@ from aprfmt.model.ledger import (
     Ledger,
     NotCompared,
     Pronounced,
-    Words,
-    listed_items,
+    VerdictWords,
+    items_clause,
     pronounce,
 )
 
@@ -144,7 +144,7 @@ class Diagnosis(Tabular):
         differs = found not in ("same", "precision")
         # That nothing at all was compared is `reason`: where it is "", something was.
         compared = Compared(differs, {"levels": (max(1, len(self.checked)),) * 2}, self.left)
-        words = Words("same" if differs else found, KINDS[found])
+        words = VerdictWords("same" if differs else found, KINDS[found])
         return pronounce(words, compared, self.accept)
 
     @property
@@ -271,7 +271,7 @@ class Diagnosis(Tabular):
         """Return the words about what was not compared; "" where all was."""
         left = self.pronounced.not_compared
         taken = [row for row in self.left if row not in left]
-        return listed_items(left) + listed_items(taken, "; accepted, not compared")
+        return items_clause(left) + items_clause(taken, "; accepted, not compared")
 
     @property
     def proven(self) -> str:
@@ -337,13 +337,15 @@ class Diagnosis(Tabular):
             "sentence": self.sentence,
             "reason": self.reason,
             "causes": [row.to_json() for row in self.causes],
-            "findings": [{**row.to_json(), "means": means(row.cause)} for row in self.findings],
+            "findings": [
+                {**row.to_json(), "means": cause_description(row.cause)} for row in self.findings
+            ],
             "ids": list(self.ids),
             "points": [asdict(row) for row in self.points],
             "facts": dict(self.facts),
         }
 
 
-def means(cause: str) -> str:
+def cause_description(cause: str) -> str:
     """Return the description of a cause, "" for none."""
     return CAUSES[cause].means if cause in CAUSES else ""

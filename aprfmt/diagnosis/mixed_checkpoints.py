@@ -17,7 +17,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, record_points, shadow_pass
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import named
+from aprfmt.measure.named_causes import short_keys
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
 
@@ -96,10 +96,20 @@ def _finding(
     first = max(views, key=lambda key: views[key])
     left = after.views[first].residual
     says = (
-        f"{named(keys)} of this run {'is' if len(keys) == 1 else 'are'} of {other.path}, all else "
-        "is not: a part that was not brought up to date"
+        f"{short_keys(keys)} of this run {'is' if len(keys) == 1 else 'are'} of {other.path}, "
+        "all else is not: a part that was not brought up to date"
     )
     return Finding(
-        _CAUSE, says, "forward", CAUSES[_CAUSE].verdict, tuple(keys), True, first, views[first],
-        left, first, side=label, proof=unfitted_proof(len(views)),
-    )  # fmt: skip
+        _CAUSE,
+        says,
+        "forward",
+        CAUSES[_CAUSE].verdict,
+        tuple(keys),
+        True,
+        first,
+        views[first],
+        left,
+        first,
+        side=label,
+        proof=unfitted_proof(len(views)),
+    )

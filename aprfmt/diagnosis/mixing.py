@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 
 from aprfmt.diagnosis.found import Touched as Touched
 from aprfmt.diagnosis.paired_pass import SAME, PairedPass, PassResult, Probe
-from aprfmt.inference.engines.collect import weights_of
+from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.nonfinite import NonFinite
-from aprfmt.measure.trace_view import weights_between
-from aprfmt.measure.traces import Between, PointDiff
+from aprfmt.measure.trace_view import finer_weights_class
+from aprfmt.measure.traces import PointDiff, RunPair
 from aprfmt.model import Model
 
 BUDGET = 4e11  # multiplications and additions: some seconds on two cores
 LEAST = 3  # parts that are taken away alone whatever a pass takes
 
 
-def between(a: Model, b: Model) -> Between:
+def make_pair(a: Model, b: Model) -> RunPair:
     """Return the pair of two models' passes, both on numpy."""
-    kinds = [{"weights": weights_of(model)} for model in (a, b)]
+    kinds = [{"weights": weights_class_of(model)} for model in (a, b)]
     moe = any(bool(model.hyper["n_experts"]) for model in (a, b))
-    return Between(("numpy", "numpy"), weights_between(*(Trace(run, {}) for run in kinds)), moe)
+    return RunPair(("numpy", "numpy"), finer_weights_class(*(Trace(run, {}) for run in kinds)), moe)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixedResult:
     """What every part does, all points with no part taken over, and what all parts leave."""
 
     shares: tuple[Share, ...]
@@ -58,7 +58,7 @@ class Mixed:
     points: Mapping[str, PointDiff] = field(default_factory=dict)
 
 
-class Measuring:
+class PartMeasurement:
     """Passes of B with any parts replaced, each made once."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Measuring:
         if which not in self.known:
             blend = self.passes.blend([self.parts[i] for i in sorted(which)])
             found = [self.passes.alone(blend, probe) for probe in self.probes]
-            self.known[which] = max(found, key=_badness, default=SAME)
+            self.known[which] = max(found, key=_distance_order, default=SAME)
         return self.known[which]
 
     def bare(self, still: Sequence[int]) -> PassResult:
@@ -83,14 +83,14 @@ class Measuring:
         blend = self.passes.blend([self.parts[i] for i in sorted(which)])
         first = self.passes.together(blend, self.probes[0])
         others = [self.passes.alone(blend, probe) for probe in self.probes[1:]]
-        self.known[which] = max([first, *others], key=_badness)
+        self.known[which] = max([first, *others], key=_distance_order)
         return first
 
     def affordable(self) -> bool:
         """Say whether another pass is within the budget."""
         return self.passes.flops + sum(map(self.passes.cost, self.probes)) <= BUDGET
 
-    def shares(self, still: Sequence[int]) -> Mixed:
+    def shares(self, still: Sequence[int]) -> MixedResult:
         """Return the effect of each part on the logits, with all other parts replaced by A's.
 
         `still` are parts that do not change the function (a reordering inside a layer, say). They
@@ -113,7 +113,7 @@ class Measuring:
             found.append(
                 Share(one.distance, rest.distance, one.first, one.odd, one.kl, rest.kl, one.exact)
             )
-        return Mixed(tuple(found), bare, rest.distance, bare.points)
+        return MixedResult(tuple(found), bare, rest.distance, bare.points)
 
     def peeled(self, still: Sequence[int], order: Sequence[int]) -> list[tuple[int, PassResult]]:
         """Return what is left after each of these parts is replaced too, one after the other.
@@ -129,6 +129,7 @@ class Measuring:
         return steps
 
 
-def _badness(found: PassResult) -> tuple[bool, float]:
+def _distance_order(found: PassResult) -> tuple[bool, float]:
+    """Return how far a pass is off, for sorting."""
     endless = not math.isfinite(found.distance)
     return endless, 0.0 if endless else found.distance

@@ -10,23 +10,23 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from aprfmt.causes import CAUSES
-from aprfmt.diagnosis.blend import multiplied
+from aprfmt.diagnosis.blend import multiplications_per_token
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import BUDGET, Measuring, Mixed, Share, between
+from aprfmt.diagnosis.mixing import BUDGET, MixedResult, PartMeasurement, Share, make_pair
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
 from aprfmt.diagnosis.probes import (
     POSITIONS,
-    Chosen,
-    Differing,
-    choose,
-    differing,
-    others,
-    probe,
-    unrouted,
+    ChosenProbes,
+    DifferingRows,
+    choose_probes,
+    differing_rows,
+    make_probe,
+    other_ids,
+    unrouted_experts,
 )
-from aprfmt.diagnosis.quantities import Quantity, compare
-from aprfmt.inference.probe_ids import LONGEST, MARGIN, reaches
+from aprfmt.diagnosis.quantities import Quantity, compare_quantity
+from aprfmt.inference.probe_ids import LONGEST, MARGIN, critical_lengths
 from aprfmt.measure.findings import Exercised, Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL
@@ -46,7 +46,7 @@ class ModelPair:
     a: Model
     b: Model
     levels: Levels
-    apart: Differing = field(default_factory=Differing)
+    apart: DifferingRows = field(default_factory=DifferingRows)
     quantities: dict[int, list[Quantity]] = field(default_factory=dict)
     points: Mapping[str, PointDiff] = field(default_factory=dict)
 
@@ -61,7 +61,9 @@ class ModelPair:
             changed = {name: self.b.hyper[name] for name in part.hyper if name in self.b.hyper}
             mixed = self.a.hyper.replaced(**changed)
             rotates = "rope" in (self.a.spec.block.position, self.b.spec.block.position)
-            rows = [compare(name, self.a.hyper, mixed, rotates=rotates) for name in part.hyper]
+            rows = [
+                compare_quantity(name, self.a.hyper, mixed, rotates=rotates) for name in part.hyper
+            ]
             known = [row for row in rows if row is not None]
             self.quantities[i] = known
             coverage.compared += [row.says for row in known]
@@ -127,13 +129,13 @@ class ModelPair:
 
     # --- tokens ---------------------------------------------------------------------------------
 
-    def choose(self, runs: bool) -> Chosen:
+    def choose(self, runs: bool) -> ChosenProbes:
         """Choose probes that reach what differs; `runs`: an engine takes part."""
         models = [self.a, self.b]
-        self.apart = differing(self.a, self.b, self.levels.report)
+        self.apart = differing_rows(self.a, self.b, self.levels.report)
         hypers = [model.hyper for model in models]
-        length = max((reach for hp in hypers for reach in reaches(hp)), default=0)
-        cheap = 2 * 2.0 * 1.5 * length * multiplied(self.a) <= CHEAP
+        length = max((reach for hp in hypers for reach in critical_lengths(hp)), default=0)
+        cheap = 2 * 2.0 * 1.5 * length * multiplications_per_token(self.a) <= CHEAP
         wanted = [
             row.length + MARGIN
             for rows in self.quantities.values()
@@ -141,19 +143,21 @@ class ModelPair:
             if row.length <= LONGEST
         ]
         least = max(wanted, default=0)
-        return choose(models, self.apart, long=runs or cheap, least=least, added=self.levels.added)
+        return choose_probes(
+            models, self.apart, long=runs or cheap, least=least, added=self.levels.added
+        )
 
-    def given(self, ids: Sequence[int]) -> Chosen:
+    def given(self, ids: Sequence[int]) -> ChosenProbes:
         """Return the one probe of given ids."""
-        self.apart = differing(self.a, self.b, self.levels.report)
+        self.apart = differing_rows(self.a, self.b, self.levels.report)
         rows = set(self.apart.rows.get("token_embd.weight", ())) & set(ids)
-        one = probe(ids, [self.a.hyper, self.b.hyper], "given")
-        return Chosen((one,), tuple(sorted(rows)))
+        one = make_probe(ids, [self.a.hyper, self.b.hyper], "given")
+        return ChosenProbes((one,), tuple(sorted(rows)))
 
     # --- with passes ----------------------------------------------------------------------------
 
     def measure(
-        self, chosen: Chosen, dtype: str, memory: int | None, reporter: ProgressReporter
+        self, chosen: ChosenProbes, dtype: str, memory: int | None, reporter: ProgressReporter
     ) -> float:
         """Settle every finding by its effect on passes; return what all of them leave."""
         report = self.levels.report
@@ -161,10 +165,10 @@ class ModelPair:
         equal = frozenset(
             row.key for row in rows if row.verdict in EQUAL and row.key in self.a.roles
         )
-        pair = between(self.a, self.b)
+        pair = make_pair(self.a, self.b)
         bound = pair.bound("logits", (dtype, dtype)).rel_l2
         with closing(PairedPass(self.a, self.b, equal, pair, dtype, memory, reporter)) as passes:
-            measuring = Measuring(passes, self.levels.parts, list(chosen.probes))
+            measuring = PartMeasurement(passes, self.levels.parts, list(chosen.probes))
             still = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
             found = measuring.shares(still)
             found = self._experts(measuring, found, still)
@@ -179,19 +183,21 @@ class ModelPair:
         )
         return found.rest if found.rest > bound or math.isnan(found.rest) else 0.0
 
-    def _experts(self, measuring: Measuring, found: Mixed, still: Sequence[int]) -> Mixed:
+    def _experts(
+        self, measuring: PartMeasurement, found: MixedResult, still: Sequence[int]
+    ) -> MixedResult:
         """Look for ids that reach differing experts, and measure again if some do."""
         passes, hp = measuring.passes, self.a.hyper
-        left = unrouted(self.apart, passes.routed)
+        left = unrouted_experts(self.apart, passes.routed)
         if not left:
             return found
         more: list[Probe] = []
-        for ids in others(int(hp["vocab_size"]), TRY_LENGTH, TRIES):
-            one = probe(ids, [hp, self.b.hyper], "other ids, for experts")
+        for ids in other_ids(int(hp["vocab_size"]), TRY_LENGTH, TRIES):
+            one = make_probe(ids, [hp, self.b.hyper], "other ids, for experts")
             if passes.flops + 2 * passes.cost(one) > BUDGET:
                 break
             passes.streams(one)
-            now = unrouted(self.apart, passes.routed)
+            now = unrouted_experts(self.apart, passes.routed)
             if sum(map(len, now.values())) < sum(map(len, left.values())):
                 more.append(one)
             left = now
@@ -199,7 +205,7 @@ class ModelPair:
                 break
         if not more:
             return found
-        again = Measuring(passes, measuring.parts, [*measuring.probes, *more])
+        again = PartMeasurement(passes, measuring.parts, [*measuring.probes, *more])
         measuring.probes, measuring.known = again.probes, {}
         return measuring.shares(still)
 
@@ -214,13 +220,13 @@ class ModelPair:
             levels.evidence.append(
                 Evidence(
                     "forward",
-                    _effect(finding, share, bound),
+                    _effect_sentence(finding, share, bound),
                     finding.where[:4],
                     share.before if share.alone else None,
                 )
             )
 
-    def _peel(self, measuring: Measuring, still: Sequence[int], bound: float) -> None:
+    def _peel(self, measuring: PartMeasurement, still: Sequence[int], bound: float) -> None:
         """Take the confirmed causes away one after the other, and say what is left."""
         levels = self.levels
         order = [i for i in measuring.live if levels.findings[i].confirmed and i not in still]
@@ -232,9 +238,9 @@ class ModelPair:
         if not bare.distance <= bound:  # else there was nothing to explain
             levels.complete = last.distance <= bound
         if len(steps) > 1:
-            names = [f"{_far(bare.distance, bare.kl)} as it is"]
+            names = [f"{_distance_text(bare.distance, bare.kl)} as it is"]
             names += [
-                f"{_far(one.distance, one.kl)} without {levels.findings[i].cause}"
+                f"{_distance_text(one.distance, one.kl)} without {levels.findings[i].cause}"
                 for i, one in steps
             ]
             levels.evidence.append(
@@ -247,7 +253,7 @@ class ModelPair:
                 )
             )
 
-    def _reached(self, measuring: Measuring, chosen: Chosen) -> None:
+    def _reached(self, measuring: PartMeasurement, chosen: ChosenProbes) -> None:
         """Say what the probes covered, and which differences they did not reach."""
         coverage, passes = self.levels.coverage, measuring.passes
         for one in measuring.probes:
@@ -269,7 +275,7 @@ class ModelPair:
                 coverage.not_reached.append(
                     f"{key}: {len(left)} of its differing rows, the first is row {left[0]}"
                 )
-        missing = unrouted(self.apart, passes.routed)
+        missing = unrouted_experts(self.apart, passes.routed)
         for key, experts in self.apart.experts.items():
             left = missing.get(key, [])
             coverage.run.append(
@@ -293,7 +299,7 @@ class ModelPair:
                     )
 
 
-def _effect(finding: Finding, share: Share, bound: float) -> str:
+def _effect_sentence(finding: Finding, share: Share, bound: float) -> str:
     """Return a sentence about a finding's effect on the logits."""
     if not share.alone:
         return f"{finding.cause} was not taken away alone: passes of this size take too long"
@@ -301,7 +307,8 @@ def _effect(finding: Finding, share: Share, bound: float) -> str:
         at = f", first at {share.first}" if share.first else ""
         return (
             f"with everything else as in A, {finding.cause} makes the logits differ by "
-            f"{_far(share.before, share.kl_before)}{at}; taken over too: {share.after:.3g}"
+            f"{_distance_text(share.before, share.kl_before)}{at}; taken over too: "
+            f"{share.after:.3g}"
         )
     if finding.verdict == "same":
         return f"{finding.cause} leaves the logits as they are: {share.before:.3g} apart"
@@ -313,7 +320,8 @@ def _effect(finding: Finding, share: Share, bound: float) -> str:
     )
 
 
-def _far(distance: float, kl: float | None) -> str:
+def _distance_text(distance: float, kl: float | None) -> str:
+    """Return a distance and a divergence as text."""
     return f"{distance:.3g}" + ("" if kl is None else f" (KL {kl:.3g})")
 
 

@@ -3,23 +3,29 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.causes import CAUSES
-from aprfmt.causes.hyperparameters import hyper_causes, said, shown_tensors, sub_keys, tensors_say
+from aprfmt.causes.hyperparameters import (
+    contradiction_sentences,
+    difference_sentence,
+    differing_sub_keys,
+    hyper_causes,
+    tensors_of_hyperparameter,
+)
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.flags import flags
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
-from aprfmt.diagnosis.tensors import compare_tensors, padded
-from aprfmt.diagnosis.tokens import tokenizers
-from aprfmt.diagnosis.unclaimed import unclaimed
-from aprfmt.diagnosis.unread import restored
-from aprfmt.diagnosis.zero_values import blank_model
+from aprfmt.diagnosis.tensors import compare_tensors, is_padded_vocabulary
+from aprfmt.diagnosis.tokens import record_tokenizers
+from aprfmt.diagnosis.unclaimed import with_claim_of
+from aprfmt.diagnosis.unread import with_restored_key
+from aprfmt.diagnosis.zero_values import zero_tensors_of_model
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
-from aprfmt.model.completeness import listed
+from aprfmt.model.completeness import list_keys
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
 _SIZES = ("n_heads", "n_kv_heads", "head_dim")
@@ -30,34 +36,34 @@ def compare_models(a: Model, b: Model) -> Levels:
     """Compare identity, hyperparameters and tensors of two open models."""
     found = Levels()
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
-        whole = restored(good, bad, label) or unclaimed(good, bad, label)
+        whole = with_restored_key(good, bad, label) or with_claim_of(good, bad, label)
         if whole is not None:
-            return _unread(good, whole, label)
+            return _compare_unread(good, whole, label)
     for label, model in (("A", a), ("B", b)):
-        zeros = blank_model(model)
+        zeros = zero_tensors_of_model(model)
         if zeros:
             found.reason = (
                 f"all values of {label} are zero, in {zeros} tensors: nothing was written there"
             )
             return found
-        found.evidence += _incomplete(label, model)
-    if _one_file(a, b):
+        found.evidence += _missing_required(label, model)
+    if _is_same_file(a, b):
         found.evidence.append(Evidence("identity", f"A and B are the same file, {a.path.name}"))
         found.checked.append("identity: the same file")
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
     report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
     found.stated += related_causes(report, {"A": a, "B": b})
-    _identity(a, b, report, found)
+    _compare_identity(a, b, report, found)
     if found.reason:
         return found
     tensors = {row.key: row for row in report.tensors}
-    explained = _hyperparameters(a, b, report, tensors, found)
+    explained = _compare_hyperparameters(a, b, report, tensors, found)
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
     if not found.reason:
         flags(a, b, found)
-        tokenizers(a, b, found)
+        record_tokenizers(a, b, found)
         equal = all(row.verdict in EQUAL for row in report.tensors)
         found.unmoved = equal and not found.findings and not report.hyperparameters
         if found.unmoved and found.stated:
@@ -107,7 +113,7 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[F
         )
 
 
-def _one_file(a: Model, b: Model) -> bool:
+def _is_same_file(a: Model, b: Model) -> bool:
     """Say whether both are one file with the same beside it: a config.json says what bytes mean.
 
     Snapshots of a hub's cache share weights by links, and differ in what lies beside them.
@@ -116,7 +122,7 @@ def _one_file(a: Model, b: Model) -> bool:
     return a.path.resolve() == b.path.resolve() and len(folders) == 1
 
 
-def _unread(good: Model, whole: tuple[Model, Finding, Evidence], label: str) -> Levels:
+def _compare_unread(good: Model, whole: tuple[Model, Finding, Evidence], label: str) -> Levels:
     """Compare a model with one whose configuration was read with one key of the other's."""
     made, finding, error = whole
     pair = (good, made) if label == "B" else (made, good)
@@ -129,14 +135,14 @@ def _unread(good: Model, whole: tuple[Model, Finding, Evidence], label: str) -> 
     return found
 
 
-def _incomplete(label: str, model: Model) -> Iterator[Evidence]:
+def _missing_required(label: str, model: Model) -> Iterator[Evidence]:
     """Yield required tensors that a model lacks; both models may lack the same ones."""
     lacking = model.resolution.coverage
     if lacking.accepted:
         yield Evidence(
             "tensor",
             f"{label} lacks {len(lacking.accepted)} of {lacking.expected} tensors that its "
-            f"configuration demands: {listed(lacking.accepted)}",
+            f"configuration demands: {list_keys(lacking.accepted)}",
             lacking.accepted[:12],
         )
 
@@ -144,14 +150,15 @@ def _incomplete(label: str, model: Model) -> Iterator[Evidence]:
 # --- identity ------------------------------------------------------------------------------------
 
 
-def _identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
+def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
+    """Record whether both are one checkpoint, in `found`."""
     for label, model in (("A", a), ("B", b)):
         size = sum(tensor.nbytes for tensor in model.values())
         found.evidence.append(
             Evidence(
                 "identity",
                 f"{label}: {model.path.name}, {model.format}, {model.spec.name}, {len(model)} "
-                f"tensors, {size} bytes{_origin(model)}",
+                f"tensors, {size} bytes{_named_source(model)}",
             )
         )
     found.checked.append("identity: architecture, tensor count")
@@ -162,21 +169,22 @@ def _identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
     other = [
         name
         for name in ("hidden_size", "n_layers", "vocab_size", "n_experts")
-        if a.hyper[name] != b.hyper[name] and not (name == "vocab_size" and padded(report.tensors))
+        if a.hyper[name] != b.hyper[name]
+        and not (name == "vocab_size" and is_padded_vocabulary(report.tensors))
     ]
     if other:
         sizes = ", ".join(f"{name} {a.hyper[name]} and {b.hyper[name]}" for name in other)
         found.reason = f"these are models of other sizes: {sizes}"
     elif a.spec.block != b.spec.block and not equal:
         found.reason = f"A is {a.spec.name}, B {b.spec.name}: other blocks, and no tensor in common"
-    elif matched and not equal and _unrelated(report):
+    elif matched and not equal and _is_other_training(report):
         found.reason = (
             f"none of {matched} tensors is equal or explained: these are two checkpoints, not two "
             "copies of one"
         )
 
 
-def _origin(model: Model) -> str:
+def _named_source(model: Model) -> str:
     """Return the source that a file names, "" if it names none."""
     name, digest = (model.metadata.get(f"aprfmt.source.{key}") for key in ("file", "sha256"))
     if not isinstance(name, str):
@@ -186,7 +194,7 @@ def _origin(model: Model) -> str:
     )
 
 
-def _unrelated(report: DiffReport) -> bool:
+def _is_other_training(report: DiffReport) -> bool:
     """Say whether nearly all tensors differ as much as those of two trainings."""
     both = [row for row in report.tensors if row.verdict not in ("ONLY_IN_A", "ONLY_IN_B")]
     strange = [
@@ -202,16 +210,16 @@ def _unrelated(report: DiffReport) -> bool:
 # --- hyperparameters -----------------------------------------------------------------------------
 
 
-def _hyperparameters(
+def _compare_hyperparameters(
     a: Model, b: Model, report: DiffReport, tensors: Mapping[str, TensorDiff], found: Levels
 ) -> set[str]:
     """Record differing hyperparameters; return the keys of tensors they explain."""
     found.checked.append("hyperparameters: every one that changes the forward pass, with origin")
     for label, model in (("A", a), ("B", b)):
-        for text in tensors_say(model, label):
+        for text in contradiction_sentences(model, label):
             found.evidence.append(Evidence("config", text))
     rows = {row.name: row for row in report.hyperparameters}
-    if padded(report.tensors):
+    if is_padded_vocabulary(report.tensors):
         rows.pop("vocab_size", None)
     if rows.pop("architecture", None) is not None:
         found.evidence.append(
@@ -219,27 +227,27 @@ def _hyperparameters(
         )
     if not any(
         hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
-    ) and not _by_length(a, b):
+    ) and not _differs_by_length(a, b):
         rows.pop("context_length", None)
     explained: set[str] = set()
-    for cause, names in _grouped(rows).items():
+    for cause, names in _group_by_cause(rows).items():
         chosen = [rows[name] for name in names]
-        keys = tuple(key for name in names for key in shown_tensors(name, tensors))
-        if cause == "tied_embedding" and _same_head(tensors):
+        keys = tuple(key for name in names for key in tensors_of_hyperparameter(name, tensors))
+        if cause == "tied_embedding" and _head_is_equal(tensors):
             for row in chosen:
-                text = said(row) + "; the stored head is a copy of the embedding"
+                text = difference_sentence(row) + "; the stored head is a copy of the embedding"
                 found.evidence.append(Evidence("config", text, (row.name,)))
             continue
         if cause == "tied_embedding" and "output.weight" in tensors:
             keys = (*keys, "output.weight")
         explained |= set(keys)
-        sentences = [said(row, a, b) for row in chosen]
+        sentences = [difference_sentence(row, a, b) for row in chosen]
         for row, text in zip(chosen, sentences, strict=True):
             found.evidence.append(Evidence("config", text, (row.name, *keys[:6])))
         if not cause:
             found.reason = "other sizes or kinds of block: " + "; ".join(sentences)
             return explained
-        parts = tuple(key for row in chosen for key in sub_keys(row))
+        parts = tuple(key for row in chosen for key in differing_sub_keys(row))
         found.add(
             Finding(
                 cause,
@@ -249,24 +257,26 @@ def _hyperparameters(
                 (*names, *parts, *keys),
                 False,
                 values={row.name: {"a": row.a, "b": row.b} for row in chosen},
-                side=_doubtful(chosen),
+                side=_side_with_default(chosen),
             ),
             Touched(tuple(names), tuple(dict.fromkeys(keys))),
         )
     return explained
 
 
-def _by_length(a: Model, b: Model) -> bool:
+def _differs_by_length(a: Model, b: Model) -> bool:
+    """Return whether a model's rope depends on the length of the sequence."""
     scalings = [model.hyper["rope_scaling"] for model in (a, b)]
     return any(row is not None and row["type"] == "dynamic" for row in scalings)
 
 
-def _same_head(tensors: Mapping[str, TensorDiff]) -> bool:
+def _head_is_equal(tensors: Mapping[str, TensorDiff]) -> bool:
+    """Return whether the head is equal on both sides."""
     head = tensors.get("output.weight")
     return head is not None and head.verdict in (*EQUAL, "WITHIN")
 
 
-def _doubtful(rows: Sequence[FieldDiff]) -> str:
+def _side_with_default(rows: Sequence[FieldDiff]) -> str:
     """Return the side whose value is a default while the other side states its value, or ""."""
     sides = {
         "B" if row.origin_b.startswith("default") else "A"
@@ -276,7 +286,7 @@ def _doubtful(rows: Sequence[FieldDiff]) -> str:
     return sides.pop() if len(sides) == 1 else ""
 
 
-def _grouped(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
+def _group_by_cause(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
     """Return hyperparameters by cause; those derived from the number of heads go with it."""
     found: dict[str, list[str]] = {}
     heads = any(name in rows for name in _SIZES)

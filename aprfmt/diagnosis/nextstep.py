@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.configuration_keys import mending_words
-from aprfmt.diagnosis.packing_keys import mending_key
+from aprfmt.diagnosis.packing_keys import mending_command
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.tokenizer_keys import own_tokens, tokenizer_words
-from aprfmt.diagnosis.unread import refused
+from aprfmt.diagnosis.unread import refusal_reason
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
@@ -20,15 +20,15 @@ from aprfmt.measure.named_causes import (
     MENDS,
     MISLABELLED,
     TRAINED,
-    convert_again,
+    contradicted_values,
+    is_mended_by_rewriting,
+    is_part_of_b_alone,
     joined_sets,
     matrix_encodings,
-    own_part,
-    own_values,
-    set_values,
-    written_anew,
+    rewrite_command,
+    set_command,
 )
-from aprfmt.model.draft import in_head
+from aprfmt.model.draft import is_draft_head
 
 FOLDER = "safetensors"  # the format whose keys stand in a config.json
 MOST_POINTS = 12  # points that are asked for
@@ -59,63 +59,67 @@ class StepParts:
 StepText = Callable[[StepParts, Finding], str]
 
 
-def again(asked: StepParts, finding: Finding) -> str:
+def write_anew(asked: StepParts, finding: Finding) -> str:
     """Write B anew from A."""
     if asked.a.kind == "trace":
         return ""
     a, b = asked.a.model, asked.b.model
-    if asked.trained or own_part(finding.cause, a, b):  # what B was taught stands in no other file
-        return look(asked, finding)
+    if asked.trained or is_part_of_b_alone(
+        finding.cause, a, b
+    ):  # what B was taught stands in no other file
+        return look_at_tensors(asked, finding)
     if a is None or b is None:
-        return convert_again(asked.a.path, asked.b.path, {}, {})
+        return rewrite_command(asked.a.path, asked.b.path, {}, {})
     mine = matrix_encodings(a)
     theirs = {} if finding.cause in MISLABELLED else matrix_encodings(b)
     stated = b.metadata.get("general.file_type")
-    return convert_again(asked.a.path, asked.b.path, mine, theirs, stated) or look(asked, finding)
+    return rewrite_command(asked.a.path, asked.b.path, mine, theirs, stated) or look_at_tensors(
+        asked, finding
+    )
 
 
-def settings(asked: StepParts, finding: Finding) -> str:
+def set_keys(asked: StepParts, finding: Finding) -> str:
     """Set A's values in a copy of B, where keys of B hold them; else write B anew.
 
     Where keys give all values that differ at once, one command does.
     """
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
-        return closer(asked, finding)
-    if refused(a) or refused(b):
-        return again(asked, finding)
+        return trace_layer(asked, finding)
+    if refusal_reason(a) or refusal_reason(b):
+        return write_anew(asked, finding)
     own = [name for name in finding.values if name in b.hyper]
     for names in (dict.fromkeys((*own, *asked.differing)), own):
         words = mending_words(a, b, list(names)) if own else []
         if words:
-            return set_values(asked.b.path, words)
-    return again(asked, finding)
+            return set_command(asked.b.path, words)
+    return write_anew(asked, finding)
 
 
-def look(asked: StepParts, finding: Finding) -> str:
+def look_at_tensors(asked: StepParts, finding: Finding) -> str:
     """Look at the tensors."""
     if "trace" in (asked.a.kind, asked.b.kind):
-        return closer(asked, finding)
+        return trace_layer(asked, finding)
     names = [name for name in finding.where if "." in name][:4]
     picked = "".join(f" --tensor {shlex.quote(name)}" for name in names)
     return f"aprfmt diff {shlex.quote(str(asked.a.path))} {shlex.quote(str(asked.b.path))}{picked}"
 
 
-def stored(asked: StepParts, finding: Finding) -> str:
+def set_or_write_anew(asked: StepParts, finding: Finding) -> str:
     """Set the key that mends B; else write B anew where the cause is proven, or bytes are damaged.
 
     Without either, look at the tensors.
     """
     a, b = asked.a.model, asked.b.model
     if a is not None and b is not None and asked.b.kind != "trace":
-        mended = mending_key(a, b, finding)
+        mended = mending_command(a, b, finding)
         if mended:
             return mended
-    anew = written_anew(finding.cause, finding.confirmed, finding.values)
-    return (again if anew else look)(asked, finding)
+    anew = is_mended_by_rewriting(finding.cause, finding.confirmed, finding.values)
+    return (write_anew if anew else look_at_tensors)(asked, finding)
 
 
-def closer(asked: StepParts, finding: Finding) -> str:
+def trace_layer(asked: StepParts, finding: Finding) -> str:
     """Capture every point of the layer where the two part."""
     side = asked.b if asked.b.kind == "trace" or asked.a.kind != "trace" else asked.a
     model = side.model or asked.a.model or asked.b.model
@@ -130,7 +134,7 @@ def closer(asked: StepParts, finding: Finding) -> str:
     )
 
 
-def tokens(asked: StepParts, finding: Finding) -> str:
+def look_at_tokenizers(asked: StepParts, finding: Finding) -> str:
     """Set A's keys in a copy of B, or write B anew from A; without either, look at the tokenizers.
 
     B's own tokens are not thrown away, nor are weights that were trained with them.
@@ -141,21 +145,21 @@ def tokens(asked: StepParts, finding: Finding) -> str:
         return seen
     words = tokenizer_words(a, b, finding.where)
     if words:
-        return set_values(asked.b.path, words)
+        return set_command(asked.b.path, words)
     if words is None:
         return seen
-    made = "" if own_tokens(a, b) else again(asked, finding)
+    made = "" if own_tokens(a, b) else write_anew(asked, finding)
     return made if made.startswith(MENDS) else seen
 
 
-def distances(asked: StepParts, finding: Finding) -> str:
+def list_distances(asked: StepParts, finding: Finding) -> str:
     """List how far the tensors are apart."""
     return f"aprfmt diff {asked.pair} --top 20"
 
 
-def reach(asked: StepParts, finding: Finding) -> str:
+def reach_difference(asked: StepParts, finding: Finding) -> str:
     """Run what no probe reached; a draft head, where it is only that."""
-    if asked.b.model is not None and in_head(asked.b.model, finding.where):
+    if asked.b.model is not None and is_draft_head(asked.b.model, finding.where):
         return f"aprfmt eval {shlex.quote(asked.b.text)} --draft --text TEXT"
     if asked.length:
         vocab = min(
@@ -168,47 +172,57 @@ def reach(asked: StepParts, finding: Finding) -> str:
     return f'aprfmt diagnose {asked.pair} --prompt "$(cat TEXT)"'
 
 
-def nothing(asked: StepParts, finding: Finding) -> str:
+def do_nothing(asked: StepParts, finding: Finding) -> str:
     """Nothing is left to do."""
     return ""
 
 
 # By the name that a cause's row has as `next`; what has none goes by its level.
 STEPS: Mapping[str, StepText] = {
-    "nothing": nothing, "stored": stored, "again": again, "distances": distances, "look": look,
-}  # fmt: skip
+    "nothing": do_nothing,
+    "stored": set_or_write_anew,
+    "again": write_anew,
+    "distances": list_distances,
+    "look": look_at_tensors,
+}
 LEVELS: Mapping[str, StepText] = {
-    "identity": tokens, "config": settings, "tensor": stored, "forward": closer, "capture": nothing,
-    "gradient": nothing, "update": nothing,
-}  # fmt: skip
+    "identity": look_at_tokenizers,
+    "config": set_keys,
+    "tensor": set_or_write_anew,
+    "forward": trace_layer,
+    "capture": do_nothing,
+    "gradient": do_nothing,
+    "update": do_nothing,
+}
 
 
-def step(asked: StepParts, finding: Finding) -> str:
+def next_command(asked: StepParts, finding: Finding) -> str:
     """Return the command of a finding, "" where nothing is to be done.
 
-    What no probe reached is mended too, and `reach` is what is left where nothing mends it.
+    What no probe reached is mended too, and `reach_difference` is what is left where nothing
+    mends it.
     """
     if finding.next or finding.verdict in ("same", "precision"):
         return finding.next
     if finding.exercised == "not_exercised":
         made = _usual_step(asked, finding)
-        return made if made.startswith(MENDS) else reach(asked, finding)
+        return made if made.startswith(MENDS) else reach_difference(asked, finding)
     return _usual_step(asked, finding)
 
 
 def _usual_step(asked: StepParts, finding: Finding) -> str:
-    shown = {} if asked.b.model is None else own_values(asked.b.model)
+    shown = {} if asked.b.model is None else contradicted_values(asked.b.model)
     own = [shown.get(name, "") for name in finding.values]
     if own and "" not in own:  # then B is read as it was made
-        return set_values(asked.b.path, own)
+        return set_command(asked.b.path, own)
     named = CAUSES[finding.cause].next if finding.cause else ""
     made = STEPS[named] if named else LEVELS[finding.level]
-    if made is again and finding.level == "forward":
-        made = closer
+    if made is write_anew and finding.level == "forward":
+        made = trace_layer
     return made(asked, finding)
 
 
-def with_next(
+def with_next_commands(
     a: Side, b: Side, ids: Sequence[int], findings: Sequence[Finding], lengths: Mapping[int, int]
 ) -> list[Finding]:
     """Return findings with their next steps; `lengths` are tokens that reach one, by its number.
@@ -221,7 +235,9 @@ def with_next(
     )
     made = [
         replace(
-            one, next=one.next or step(StepParts(a, b, ids, lengths.get(i, 0), trained, apart), one)
+            one,
+            next=one.next
+            or next_command(StepParts(a, b, ids, lengths.get(i, 0), trained, apart), one),
         )
         for i, one in enumerate(findings)
     ]
@@ -262,7 +278,7 @@ def missing_points(view: ShadowPoint, views: Mapping[str, ShadowPoint]) -> list[
     return lacking
 
 
-def recording(
+def recording_sentence(
     view: ShadowPoint, views: Mapping[str, ShadowPoint], ids: Sequence[int], model: str
 ) -> str:
     """Say what to record of the missing points, with the engine's names; "" if none is missing."""
@@ -276,19 +292,22 @@ def recording(
     there = f"; transformers calls them {', '.join(modules)}" if modules else ""
     given = ",".join(map(str, ids))
     return (
-        f"next: dump {', '.join(points)} of the engine{_of(layers)}{there}; what the model has "
+        f"next: dump {', '.join(points)} of the engine{_layers_text(layers)}{there}; what "
+        f"the model has "
         f"there: aprfmt trace {model} --payload --points {','.join(points)}{chosen} --ids {given} "
-        f"--save right.safetensors; the engine's arrays become a trace with {mapping(model)}"
+        f"--save right.safetensors; the engine's arrays become a trace with "
+        f"{mapping_command(model)}"
     )
 
 
-def _of(layers: Sequence[int]) -> str:
+def _layers_text(layers: Sequence[int]) -> str:
+    """Return layers in words."""
     if not layers:
         return ""
     return f" in layer {layers[0]}" if len(layers) == 1 else f" in layers {layers[0]}-{layers[-1]}"
 
 
-def mapping(model: str, ids: str = "", out: str = "engine.safetensors") -> str:
+def mapping_command(model: str, ids: str = "", out: str = "engine.safetensors") -> str:
     """Return the command that makes a trace of an engine's arrays."""
     given = f" --ids {ids}" if ids else ""
     return f"aprfmt trace {model} --map DUMPS{given} -o {out}"

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from aprfmt.diagnosis.direct import keys_of
+from aprfmt.diagnosis.direct import shared_keys
 from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.nextstep import mapping
-from aprfmt.measure.tolerances import of_statistics
+from aprfmt.diagnosis.nextstep import mapping_command
+from aprfmt.measure.tolerances import statistics_tolerance
 from aprfmt.measure.trace_view import TraceLike
 from aprfmt.tensors.stats import compute_stats
 
@@ -18,13 +18,13 @@ def has_no_values(trace: TraceLike) -> bool:
     return bool(trace.records) and all(trace.values(key) is None for key in trace.records)
 
 
-def observations(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
+def differing_statistics(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
     """Yield every point whose statistics differ beyond rounding, in order, and the next step."""
     if not (has_no_values(a) or has_no_values(b)):
         return
     apart = []
-    for key in keys_of(a, b):
-        said = _parted(_stats(a, key), _stats(b, key), _bound(a, b, key))
+    for key in shared_keys(a, b):
+        said = _differing_stats_text(_stats_of(a, key), _stats_of(b, key), _stats_bound(a, b, key))
         if said:
             apart.append(key)
             yield Evidence(
@@ -38,12 +38,13 @@ def observations(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
     yield Evidence(
         "forward",
         f"next: dump the values at {first} and around it (.npy, one array a file), then "
-        f"{mapping(model, 'IDS', 'trace.safetensors')}, and diagnose that trace",
+        f"{mapping_command(model, 'IDS', 'trace.safetensors')}, and diagnose that trace",
         (first,),
     )
 
 
-def _stats(trace: TraceLike, key: str) -> Any:
+def _stats_of(trace: TraceLike, key: str) -> Any:
+    """Return a trace's statistics of a key."""
     values = trace.values(key)
     if values is not None:
         return compute_stats(values)
@@ -51,13 +52,14 @@ def _stats(trace: TraceLike, key: str) -> Any:
     return None if record is None else record.stats
 
 
-def _bound(a: TraceLike, b: TraceLike, key: str) -> float:
+def _stats_bound(a: TraceLike, b: TraceLike, key: str) -> float:
+    """Return by how much the statistics of a point may differ."""
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
-    return of_statistics(mine.dtype, other.dtype)
+    return statistics_tolerance(mine.dtype, other.dtype)
 
 
-def _parted(x: Any, y: Any, bound: float) -> str:
+def _differing_stats_text(x: Any, y: Any, bound: float) -> str:
     """Say which statistics differ by more than a share of the values' size; "" if none does."""
     if x is None or y is None:
         return ""

@@ -18,13 +18,13 @@ def own_names(
     for finding in findings:
         sides = [side for side in ((a, b) if finding.side == "A" else (b, a)) if side is not None]
         for place in finding.where:
-            names = next(filter(None, (_names(side, place) for side in sides)), ())
+            names = next(filter(None, (_stored_names_of(side, place) for side in sides)), ())
             if names and place not in found:
                 found[place] = tuple(names)
     return found
 
 
-def _names(model: Model, place: str) -> Sequence[str]:
+def _stored_names_of(model: Model, place: str) -> Sequence[str]:
     """Return a model's own names of a role or hyperparameter; none where it has it not."""
     try:
         if place in model.roles:

@@ -19,9 +19,15 @@ from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.diagnosis.block_scales import find_wrong_scales
 from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.packing_repairs import Mended, StoredWeight, not_numbers, numbers, repairs
+from aprfmt.diagnosis.packing_repairs import (
+    Repair,
+    StoredWeight,
+    bad_scale_text,
+    part_numbers,
+    repairs,
+)
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.measure.bounds import fit
+from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
@@ -35,7 +41,7 @@ MOST = 8  # weights that are put right; what is wrong with one is wrong with all
 
 
 @dataclass
-class Unpacked:
+class PackingFault:
     """What was found: causes with their weights, and what could not be put right."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -43,26 +49,26 @@ class Unpacked:
     left: list[str] = field(default_factory=list)
 
 
-def examine(
+def examine_packed(
     good: Model, bad: Model, label: str, names: Iterable[str] | None = None
-) -> Unpacked | None:
+) -> PackingFault | None:
     """Say what is wrong with packed weights of `bad`, side `label`; None where nothing is.
 
     `names` are those that cannot be read, None for every weight that is not joined.
     """
     wanted = None if names is None else set(names)
-    broken = list(_broken(good, bad, wanted))
-    told = Unpacked()
+    broken = list(_undecodable_weights(good, bad, wanted))
+    told = PackingFault()
     causes: dict[str, list[tuple[str, str, bool]]] = {}
     for name, cause, says, sure in find_wrong_scales(good, bad, wanted):
         causes.setdefault(cause, []).append((name, says, sure))
     for weight in broken[:MOST]:
-        found = list(_right(weight, partial(_reference, good, weight)))
+        found = list(_mending_repairs(weight, partial(_reference_values, good, weight)))
         for cause, says, sure in found:
             causes.setdefault(cause, []).append((weight.name, says, sure))
         if not found:
             told.left.append(weight.name)
-    told.findings = [_finding(cause, rows, label) for cause, rows in causes.items()]
+    told.findings = [_packing_finding(cause, rows, label) for cause, rows in causes.items()]
     if told.findings and len(broken) > MOST:
         told.evidence.append(
             Evidence(
@@ -74,7 +80,7 @@ def examine(
     return told if told.findings else None
 
 
-def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> Finding:
+def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> Finding:
     """Return the cause of some weights, given as (name, what is wrong, whether that was seen)."""
     sure = all(row[2] for row in rows)
     more = f", and so in {len(rows) - 1} more" if len(rows) > 1 else ""
@@ -97,7 +103,7 @@ def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> F
 # --- which weights -------------------------------------------------------------------------------
 
 
-def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredWeight]:
+def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredWeight]:
     """Yield the packed weights of `bad` that do not decode, or those of these names."""
     section = quantization_section(packing_config(bad) or {})
     seen = set()
@@ -106,22 +112,22 @@ def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredW
         if tensor.packed is None:
             continue
         seen.add(name)
-        if _joined(bad, name) if names is None else name not in names:
+        if _is_joined(bad, name) if names is None else name not in names:
             continue
         right = tensor.packed()
         stored = {s or right.dialect.main: p.info.name for s, p in tensor.parts.items()}
-        parts = {s: _part(bad, n) for s, n in stored.items() if n in bad.source.tensors}
+        parts = {s: _stored_part(bad, n) for s, n in stored.items() if n in bad.source.tensors}
         if right.dialect.main not in parts:
             continue
         missing = tuple(s for s in stored if s not in parts)
-        said = _said(section, name, right.dialect)
+        said = _section_of_weight(section, name, right.dialect)
         both = quantization_section(packing_config(good) or {}) or {}, section or {}
         yield StoredWeight(name, right.dialect, parts, missing, said, right, both)
     if not seen and section is not None:
-        yield from _by_claim(bad, section, names)
+        yield from _weights_by_name(bad, section, names)
 
 
-def _by_claim(
+def _weights_by_name(
     bad: Model, section: Mapping[str, Value], names: set[str] | None
 ) -> Iterator[StoredWeight]:
     """Yield packed weights that are recognised by the names of their tensors alone."""
@@ -133,36 +139,37 @@ def _by_claim(
             if prefix is None or not dialect.main or not dialect.packs(tensor.info.encoding):
                 continue
             weight = prefix + dialect.weight
-            if _joined(bad, weight) if names is None else weight not in names:
+            if _is_joined(bad, weight) if names is None else weight not in names:
                 continue
             beside = {
                 s: dialect.stored(prefix, s, stored) for s in (*dialect.parts, *dialect.optional)
             }
-            parts = {s: _part(bad, n) for s, n in beside.items() if n is not None}
-            said = _said(section, weight, dialect)
+            parts = {s: _stored_part(bad, n) for s, n in beside.items() if n is not None}
+            said = _section_of_weight(section, weight, dialect)
             if said is None and not any(s in parts for s in dialect.parts):
                 continue
             missing = tuple(s for s in dialect.parts if s not in parts)
             yield StoredWeight(
                 weight,
                 dialect,
-                {dialect.main: _part(bad, name), **parts},
+                {dialect.main: _stored_part(bad, name), **parts},
                 missing,
                 said if said is not None else section,
             )
             break
 
 
-def _joined(model: Model, name: str) -> bool:
+def _is_joined(model: Model, name: str) -> bool:
     """Say whether a weight's tensors were joined."""
     return name in model and bool(model[name].parts)
 
 
-def _part(model: Model, name: str) -> StoredPart:
+def _stored_part(model: Model, name: str) -> StoredPart:
+    """Return a stored tensor as a part of a packed weight."""
     return stored_part(model.source.tensors[name])
 
 
-def _said(
+def _section_of_weight(
     section: Mapping[str, Value] | None, name: str, dialect: Dialect
 ) -> Mapping[str, Value] | None:
     """Return what a section says of a weight, None where it says no such packing."""
@@ -178,19 +185,21 @@ def _said(
 # --- what puts one right -------------------------------------------------------------------------
 
 
-def _right(weight: StoredWeight, reference: Any) -> Iterator[tuple[str, str, bool]]:
+def _mending_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str, str, bool]]:
     """Yield (cause, what is wrong, whether putting it right was seen to do so)."""
     tried, main = list(repairs(weight)), weight.dialect.main
     for repair in tried:
-        if _holds(repair.packed, weight, reference):
+        if _has_reference_values(repair.packed, weight, reference):
             yield repair.cause, repair.says, True
             return
     if weight.right is not None and len({repair.cause for repair in tried}) > 1:
         # With all of it as the reference has it, what cannot be left as it is was wrong.
         whole = weight.right.altered({main: weight.parts[main]})
-        if _holds(whole, weight, reference):
+        if _has_reference_values(whole, weight, reference):
             for repair in tried:
-                if not _holds(_but_for(repair, whole, weight), weight, reference):
+                if not _has_reference_values(
+                    _repair_alone(repair, whole, weight), weight, reference
+                ):
                     yield repair.cause, repair.says, True
             return
     for repair in tried:
@@ -204,7 +213,7 @@ def _right(weight: StoredWeight, reference: Any) -> Iterator[tuple[str, str, boo
             yield "packing_claim", claimed, False
 
 
-def _but_for(repair: Mended, whole: PackedWeight, weight: StoredWeight) -> PackedWeight:
+def _repair_alone(repair: Repair, whole: PackedWeight, weight: StoredWeight) -> PackedWeight:
     """Return a weight that is right but for what one repair changes."""
     if repair.part is None:
         return whole._replace(config=weight.config or {})
@@ -213,7 +222,7 @@ def _but_for(repair: Mended, whole: PackedWeight, weight: StoredWeight) -> Packe
     return whole._replace(parts=kept if own is None else {**kept, repair.part: own})
 
 
-def _holds(packed: PackedWeight, weight: StoredWeight, reference: Any) -> bool:
+def _has_reference_values(packed: PackedWeight, weight: StoredWeight, reference: Any) -> bool:
     """Say whether a weight that was put right has the reference's values, as copies have them."""
     try:
         values = packed.decode()
@@ -226,21 +235,21 @@ def _holds(packed: PackedWeight, weight: StoredWeight, reference: Any) -> bool:
         lattice = packed.lattice(values)
         if lattice is None or not np.isfinite(values).all():
             return False
-        return bool(fit(*_judged(packed, weight, expected, values), lattice).how)
+        return bool(fit_errors(*_known_values(packed, weight, expected, values), lattice).how)
     except AprfmtError:
         return False
 
 
-def _judged(
+def _known_values(
     packed: PackedWeight, weight: StoredWeight, expected: "Array", values: "Array"
 ) -> tuple["Array", "Array"]:
     """Return both without the values whose scales were replaced: nobody knows those values."""
     doubled = {}
     for suffix, part in packed.parts.items():
         own = weight.parts.get(suffix)
-        if own is None or own.raw is part.raw or not not_numbers(suffix, own):
+        if own is None or own.raw is part.raw or not bad_scale_text(suffix, own):
             continue
-        held = numbers(own)
+        held = part_numbers(own)
         assert held is not None
         bad = (~np.isfinite(held) | (held < 0)).reshape(-1)
         width = len(memoryview(part.raw).cast("B")) // max(bad.size, 1)
@@ -253,7 +262,7 @@ def _judged(
     return np.where(without == values, expected, values), values
 
 
-def _reference(good: Model, weight: StoredWeight) -> "Array | None":
+def _reference_values(good: Model, weight: StoredWeight) -> "Array | None":
     """Return the reference's values of a weight under its own name, or its role."""
     view = good.get(weight.name)
     if view is None:

@@ -15,7 +15,7 @@ from aprfmt.diagnosis.packing_repairs import CLAIMS, GROUPS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import set_values
+from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
 from aprfmt.tensors.companions import key_of_section, quantization_section
 
@@ -31,7 +31,7 @@ _OTHERS: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
 _DEFAULTS: Mapping[str, Value] = {"checkpoint_format": "gptq"}
 
 
-def mending_key(good: Model, bad: Model, finding: Finding) -> str:
+def mending_command(good: Model, bad: Model, finding: Finding) -> str:
     """Return the command that sets the keys which mend all of a finding, in a copy of B.
 
     "" where there is none: every weight that was tried must come nearer to A's, and no other may
@@ -43,7 +43,7 @@ def mending_key(good: Model, bad: Model, finding: Finding) -> str:
         return ""
     best: tuple[float, Changes] = (math.inf, {})
     before = _distances(good, bad, good.roles)
-    for changes in _changes(good, section):
+    for changes in _section_changes(good, section):
         inside = {(place, *key): value for key, value in changes.items()}
         try:
             made = read_with(bad, inside)
@@ -55,14 +55,14 @@ def mending_key(good: Model, bad: Model, finding: Finding) -> str:
     if not best[1]:
         return ""
     words = [_word(key, value) for key, value in best[1].items()]
-    return set_values(bad.path, words, in_place=bool(bad.damage))
+    return set_command(bad.path, words, in_place=bool(bad.damage))
 
 
 def _word(key: Key, value: Value) -> str:
     return shlex.quote(f"config.json:{'.'.join(key)}={json.dumps(value)}")
 
 
-def _changes(good: Model, section: Mapping[str, Value]) -> Iterator[Changes]:
+def _section_changes(good: Model, section: Mapping[str, Value]) -> Iterator[Changes]:
     """Yield what the section may say instead: what A's says, other formats, other groups."""
     theirs = None if good.config is None else quantization_section(good.config)
     if theirs is not None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
-from aprfmt.codecs.dialect import SMALL, Dialect, Parts, StoredPart, array
+from aprfmt.codecs.dialect import SMALL, Dialect, Parts, StoredPart, part_array
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import AprfmtError
@@ -25,7 +25,7 @@ CLAIMS: Mapping[str, Sequence[str]] = {  # what else config.json may say of the 
 SCALES = ("scale", "zero", "absmax", "bias")  # in the names of parts that are no codes
 
 
-class Mended(NamedTuple):
+class Repair(NamedTuple):
     """A way to put a weight right: the cause it is for, in words, and the weight then."""
 
     cause: str
@@ -47,20 +47,20 @@ class StoredWeight:
     sections: tuple[Mapping[str, Value], ...] = ({}, {})  # of config.json: the reference's, its own
 
 
-def repairs(weight: StoredWeight) -> Iterator[Mended]:
+def repairs(weight: StoredWeight) -> Iterator[Repair]:
     """Yield each way to put a weight right, likely ones first."""
     config = weight.config or {}
     now = PackedWeight(weight.dialect, weight.parts, config)
     right = weight.right
     for suffix in weight.missing:
         parts = {} if right is None else {suffix: right.parts[suffix]}
-        yield Mended("scales_missing", f"{suffix} is not in the file", now.altered(parts), suffix)
+        yield Repair("scales_missing", f"{suffix} is not in the file", now.altered(parts), suffix)
     if right is not None:
-        yield from _as_the_reference(weight, now, right)
+        yield from _repairs_by_part(weight, now, right)
         if weight.config != right.config:
-            yield Mended(
+            yield Repair(
                 "packing_claim",
-                f"config.json says {_differing(*weight.sections)}",
+                f"config.json says {_differing_keys_text(*weight.sections)}",
                 PackedWeight(right.dialect, weight.parts, right.config),
             )
         return
@@ -69,18 +69,18 @@ def repairs(weight: StoredWeight) -> Iterator[Mended]:
             continue
         if len(part.shape) == 2 and part.shape[0] != part.shape[1]:
             turned = f"{suffix} has shape {list(part.shape)}, transposed"
-            yield Mended("scales_shape", turned, now.altered({suffix: _turned(part)}))
+            yield Repair("scales_shape", turned, now.altered({suffix: _transposed_part(part)}))
             same = part._replace(shape=part.shape[::-1])
-            yield Mended("scales_shape", turned, now.altered({suffix: same}))
-        wrong = not_numbers(suffix, part)
+            yield Repair("scales_shape", turned, now.altered({suffix: same}))
+        wrong = bad_scale_text(suffix, part)
         if wrong:
-            yield Mended("scales_invalid", wrong, now.altered({suffix: _filled(part)}))
-    yield from _other_claims(weight, now)
+            yield Repair("scales_invalid", wrong, now.altered({suffix: _with_first_good(part)}))
+    yield from _repairs_by_claim(weight, now)
 
 
-def _as_the_reference(
+def _repairs_by_part(
     weight: StoredWeight, now: PackedWeight, right: PackedWeight
-) -> Iterator[Mended]:
+) -> Iterator[Repair]:
     """Yield one repair for each part that is not what the reference has."""
     for suffix, part in weight.parts.items():
         theirs = right.parts.get(suffix)
@@ -88,35 +88,35 @@ def _as_the_reference(
             continue
         found = wrong_part(suffix, part, theirs)
         if found is not None:
-            yield Mended(*found, now.altered({suffix: theirs}), suffix)
+            yield Repair(*found, now.altered({suffix: theirs}), suffix)
 
 
 def wrong_part(suffix: str, part: StoredPart, theirs: StoredPart) -> tuple[str, str] | None:
     """Return the cause and what is wrong with a part beside the reference's; None if nothing is."""
-    if _wide(part.shape) != _wide(theirs.shape):
+    if _squeezed_shape(part.shape) != _squeezed_shape(theirs.shape):
         turned = part.shape == theirs.shape[::-1]
         how = "transposed" if turned else "of groups of another size"
         says = f"{suffix} has shape {list(part.shape)}, {how}; expected {list(theirs.shape)}"
         return "scales_shape", says
     if part.encoding != theirs.encoding:
         return "packing_claim", f"{suffix} is {part.encoding}, expected {theirs.encoding}"
-    wrong = not_numbers(suffix, part)
+    wrong = bad_scale_text(suffix, part)
     return ("scales_invalid", wrong) if wrong else None
 
 
-def _wide(shape: Sequence[int]) -> list[int]:
+def _squeezed_shape(shape: Sequence[int]) -> list[int]:
     """Return a shape without axes of one: [1] holds what [] does."""
     return [n for n in shape if n != 1]
 
 
-def _other_claims(weight: StoredWeight, now: PackedWeight) -> Iterator[Mended]:
+def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repair]:
     """Yield the weight as other statements of config.json would have it read."""
     config = weight.config or {}
     for size in GROUPS:
-        said, altered = _of_groups(config, size)
+        said, altered = _with_group_size(config, size)
         if said != size:
             says = f"config.json says groups of {said}; the scales are of {size}"
-            yield Mended("packing_claim", says, now.altered(**altered))
+            yield Repair("packing_claim", says, now.altered(**altered))
     for key, values in CLAIMS.items():
         for value in values if key in config else ():
             if value == config[key]:
@@ -128,10 +128,10 @@ def _other_claims(weight: StoredWeight, now: PackedWeight) -> Iterator[Mended]:
                 ):
                     says = f"config.json says {key} {config[key]!r}; the bytes are {value!r}"
                     packed = PackedWeight(DIALECTS[name], weight.parts, altered)
-                    yield Mended("packing_claim", says, packed)
+                    yield Repair("packing_claim", says, packed)
 
 
-def _of_groups(config: Mapping[str, Any], size: int) -> tuple[Any, dict[str, Any]]:
+def _with_group_size(config: Mapping[str, Any], size: int) -> tuple[Any, dict[str, Any]]:
     """Return the size of groups that a section states, and what it says with another one."""
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping):
@@ -146,34 +146,35 @@ def _of_groups(config: Mapping[str, Any], size: int) -> tuple[Any, dict[str, Any
     return said, {"config_groups": made}
 
 
-def _differing(right: Mapping[str, Any], said: Mapping[str, Any]) -> str:
+def _differing_keys_text(right: Mapping[str, Any], said: Mapping[str, Any]) -> str:
     """Return in words what a section says otherwise than the right one."""
     if not said:
         return "nothing of quantization, and the weights are packed"
     shown = [
-        f"{key} {_shown(mine)}, expected {_shown(theirs)}"
-        for key, mine, theirs in _apart(right, said)
+        f"{key} {_value_text(mine)}, expected {_value_text(theirs)}"
+        for key, mine, theirs in _differing_keys(right, said)
     ]
     return "; ".join(shown[:3])
 
 
-def _apart(
+def _differing_keys(
     right: Mapping[str, Any], said: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the innermost keys that differ, `a.b.c`, with what is said and what is right."""
     for key in {**right, **said}:
         theirs, mine = right.get(key), said.get(key)
         if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
-            yield from _apart(theirs, mine, f"{above}{key}.")
+            yield from _differing_keys(theirs, mine, f"{above}{key}.")
         elif theirs != mine:
             yield f"{above}{key}", mine, theirs
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
+    """Return a value as it is shown."""
     return "nothing" if value is None else shorten(repr(value), 80)
 
 
-def _turned(part: StoredPart) -> StoredPart:
+def _transposed_part(part: StoredPart) -> StoredPart:
     """Return a part with its bytes transposed."""
     rows, columns = part.shape
     width = len(memoryview(part.raw).cast("B")) // max(rows * columns, 1)
@@ -182,23 +183,23 @@ def _turned(part: StoredPart) -> StoredPart:
     return StoredPart(raw, part.encoding, (columns, rows))
 
 
-def numbers(part: StoredPart) -> "Array | None":
+def part_numbers(part: StoredPart) -> "Array | None":
     """Return a part of floats as an array, bytes as powers of two; None for codes."""
     try:
         if part.encoding in SMALL:
             return SMALL[part.encoding].values[
                 np.frombuffer(part.raw, np.uint8).reshape(part.shape)
             ]
-        values = array("", {"": part}, "")
+        values = part_array("", {"": part}, "")
     except AprfmtError:
         return None
     return values if values.dtype.kind == "f" else None
 
 
-def not_numbers(suffix: str, part: StoredPart) -> str:
+def bad_scale_text(suffix: str, part: StoredPart) -> str:
     """Return what is wrong with the scales of a part, "" where nothing is."""
     floats = "absmax" in suffix and part.encoding not in SMALL  # with a nested one, it is codes
-    values = numbers(part) if floats or "scale" in suffix else None
+    values = part_numbers(part) if floats or "scale" in suffix else None
     if values is None:
         return ""
     wrong = ~np.isfinite(values) | (values < 0)
@@ -213,9 +214,9 @@ def not_numbers(suffix: str, part: StoredPart) -> str:
     )
 
 
-def _filled(part: StoredPart) -> StoredPart:
+def _with_first_good(part: StoredPart) -> StoredPart:
     """Return a part whose bad numbers are replaced by the first good one."""
-    values = numbers(part)
+    values = part_numbers(part)
     assert values is not None
     bad = (~np.isfinite(values) | (values < 0)).reshape(-1)
     width = len(memoryview(part.raw).cast("B")) // max(bad.size, 1)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.blend import Blend, count_stages, multiplied
+from aprfmt.diagnosis.blend import Blend, count_stages, multiplications_per_token
 from aprfmt.diagnosis.found import Touched
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.forward import Span
@@ -21,7 +21,7 @@ from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
 from aprfmt.inference.replay.shadow import PointRecorder
 from aprfmt.inference.weights import Holder, free_budget
 from aprfmt.measure.nonfinite import NonFinite
-from aprfmt.measure.traces import Between, PointDiff
+from aprfmt.measure.traces import PointDiff, RunPair
 from aprfmt.model import Model
 
 Array = NDArray[Any]
@@ -123,7 +123,7 @@ class PairedPass:
         a: Model,
         b: Model,
         equal: frozenset[str],
-        pair: Between,
+        pair: RunPair,
         dtype: str,
         memory: int | None = None,
         reporter: ProgressReporter = ProgressReporter(),
@@ -137,7 +137,7 @@ class PairedPass:
         self.flops = 0.0  # multiplications and additions of all passes so far
         self._streams: dict[Probe, list[Any]] = {}
         self._blends: list[Blend] = []
-        self._layer = multiplied(a) / max(1, int(a.hyper["n_layers"]))
+        self._layer = multiplications_per_token(a) / max(1, int(a.hyper["n_layers"]))
         self.mine = self._blend(None)
 
     def blend(self, parts: Sequence[Touched]) -> Blend:
@@ -200,7 +200,7 @@ class PairedPass:
                 y, theirs = (y, {}) if y is MISFIT else self.step(blend, probe, stage, y, True)
             except (ValueError, IndexError):
                 y, theirs = MISFIT, {}
-            points |= compared(self.pair, mine, theirs, self.dtype)
+            points |= compare_passes(self.pair, mine, theirs, self.dtype)
         self._streams[probe] = streams
         first = next((point.key for point in points.values() if point.beyond), "")
         if y is MISFIT:
@@ -224,7 +224,7 @@ class PairedPass:
             if not first and self._apart(x, streams[stage + 1], looks > 0):
                 looks -= 1
                 _, mine = self.step(self.mine, probe, stage, streams[stage], True)
-                points = compared(self.pair, mine, theirs, self.dtype)
+                points = compare_passes(self.pair, mine, theirs, self.dtype)
                 first = next((point.key for point in points.values() if point.beyond), "")
         self.flops += self.cost(probe, start)
         return self._outcome(streams[-1], x, first, {})
@@ -233,16 +233,16 @@ class PairedPass:
         """Say whether what leaves a stage differs, at all or beyond the bound."""
         if x.shape != y.shape:
             return True
-        found = measured(self.pair, "out", self.dtype, x, y)
+        found = measure_point(self.pair, "out", self.dtype, x, y)
         return found.beyond or (any_at_all and bool(found.rel_l2))
 
     def _outcome(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
     ) -> PassResult:
-        mine, theirs = of_both(mine, theirs)
+        mine, theirs = shared_columns(mine, theirs)
         if mine.shape != theirs.shape:
             return PassResult(math.inf, first=first, points=points)
-        found = points.get("logits") or measured(self.pair, "logits", self.dtype, theirs, mine)
+        found = points.get("logits") or measure_point(self.pair, "logits", self.dtype, theirs, mine)
         odd = found.nonfinite
         alone = odd is not None and odd.alone > 0
         return PassResult(
@@ -255,8 +255,8 @@ class PairedPass:
         )
 
 
-def compared(
-    pair: Between, mine: Mapping[str, Array], theirs: Mapping[str, Array], dtype: str
+def compare_passes(
+    pair: RunPair, mine: Mapping[str, Array], theirs: Mapping[str, Array], dtype: str
 ) -> dict[str, PointDiff]:
     """Compare every point that both passes have, in order; of other sizes, infinitely far apart.
 
@@ -266,16 +266,18 @@ def compared(
     for key in (key for key in mine if key in theirs):
         x, y = mine[key], theirs[key]
         if key == "logits":
-            x, y = of_both(x, y)
+            x, y = shared_columns(x, y)
         if x.size == y.size:
-            found[key] = measured(pair, key, dtype, y, x)
+            found[key] = measure_point(pair, key, dtype, y, x)
         else:
             bound = pair.bound(key, (dtype, dtype)).rel_l2
             found[key] = PointDiff(key, math.inf, None, None, bound, True)
     return found
 
 
-def measured(pair: Between, key: str, dtype: str, actual: Array, reference: Array) -> PointDiff:
+def measure_point(
+    pair: RunPair, key: str, dtype: str, actual: Array, reference: Array
+) -> PointDiff:
     """Return how far B's value of a point is from A's, which is the reference.
 
     Parts of B are replaced, one after the other, and A stays: so the distances of all of them are
@@ -285,7 +287,7 @@ def measured(pair: Between, key: str, dtype: str, actual: Array, reference: Arra
     return found.with_sides_exchanged
 
 
-def of_both(mine: Array, theirs: Array) -> tuple[Array, Array]:
+def shared_columns(mine: Array, theirs: Array) -> tuple[Array, Array]:
     """Return the columns of logits whose ids both sides have."""
     few = min(mine.shape[-1], theirs.shape[-1])
     return mine[..., :few], theirs[..., :few]

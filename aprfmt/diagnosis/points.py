@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from aprfmt.diagnosis.direct import place_of
+from aprfmt.diagnosis.direct import execution_order
 from aprfmt.diagnosis.found import PointRow
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
@@ -24,19 +24,20 @@ def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, ShadowPass]) -> 
         if point in ("embd", "embd_scaled", "out") and pair.rel_l2 is not None:
             entering[layer + 1 if point == "out" else 0] = pair.rel_l2
     rows = []
-    for key in sorted({*by_key, *shadows}, key=place_of):
+    for key in sorted({*by_key, *shadows}, key=execution_order):
         label, view = shadows.get(key, ("", None))
-        rows.append(_row(key, by_key.get(key), label, view, entering))
+        rows.append(_point_row(key, by_key.get(key), label, view, entering))
     return rows
 
 
-def _row(
+def _point_row(
     key: str,
     pair: PointDiff | None,
     label: str,
     view: ShadowPoint | None,
     entering: Mapping[int, float],
 ) -> PointRow:
+    """Return one row: the distance of the runs and both shadows."""
     point, layer = parse_key(key)
     away = None if pair is None else pair.rel_l2
     before = entering.get(layer)

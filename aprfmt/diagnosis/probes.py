@@ -14,10 +14,10 @@ import numpy as np
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.paired_pass import Probe
 from aprfmt.errors import AprfmtError
-from aprfmt.inference.probe_ids import LONGEST, TILE, choose_ids, reaches
+from aprfmt.inference.probe_ids import LONGEST, TILE, choose_ids, critical_lengths
 from aprfmt.inference.rope import lengthy
 from aprfmt.measure.records import EQUAL
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 
 MOST_ROWS = 24  # differing rows of the embedding that are put among the ids
@@ -32,16 +32,16 @@ TABLES = ("token_embd.weight", POSITIONS)
 
 
 @dataclass
-class Differing:
+class DifferingRows:
     """What differs in tables that a pass reads row by row: row numbers, or experts, by key."""
 
     rows: dict[str, list[int]] = field(default_factory=dict)
     experts: dict[str, list[int]] = field(default_factory=dict)
 
 
-def differing(a: Model, b: Model, report: DiffReport | None) -> Differing:
+def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRows:
     """Return the rows and experts whose stored bytes differ, of tensors that both sides have."""
-    found = Differing()
+    found = DifferingRows()
     for row in report.tensors if report is not None else ():
         if row.verdict in EQUAL or row.shape_a != row.shape_b:
             continue
@@ -50,17 +50,17 @@ def differing(a: Model, b: Model, report: DiffReport | None) -> Differing:
             continue
         if row.encoding_a != row.encoding_b:
             if row.key in TABLES and row.verdict == "DIFFERENT":
-                found.rows[row.key] = _values_apart(sides)
+                found.rows[row.key] = _distant_rows(sides)
         elif row.key in TABLES:
-            found.rows[row.key] = _units_apart(sides, sides[0].shape[0])
+            found.rows[row.key] = _differing_units(sides, sides[0].shape[0])
         elif "_exps." in row.key and row.shape_a:
-            found.experts[row.key] = _units_apart(sides, sides[0].shape[0])
+            found.experts[row.key] = _differing_units(sides, sides[0].shape[0])
     return found
 
 
-def _units_apart(sides: Sequence[Any], count: int) -> list[int]:
+def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
     """Return which of `count` equal runs of a tensor's bytes differ; [] where it has no bytes."""
-    readers = [Reader(side) for side in sides]
+    readers = [RowReader(side) for side in sides]
     try:
         sizes = {reader.row_bytes for reader in readers}
     except AprfmtError:
@@ -84,9 +84,9 @@ def _units_apart(sides: Sequence[Any], count: int) -> list[int]:
     return found
 
 
-def _values_apart(sides: Sequence[Any]) -> list[int]:
+def _distant_rows(sides: Sequence[Any]) -> list[int]:
     """Return the rows of two encodings that are far further apart than most rows are."""
-    readers = [Reader(side) for side in sides]
+    readers = [RowReader(side) for side in sides]
     count, columns = readers[0].rows, max(1, readers[0].columns)
     apart = np.zeros(count)
     with np.errstate(all="ignore"):
@@ -103,7 +103,7 @@ def _values_apart(sides: Sequence[Any]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenProbes:
     """The probes, the first one the longest, and the embedding rows among its ids."""
 
     probes: tuple[Probe, ...]
@@ -115,23 +115,23 @@ class Chosen:
         return self.probes[0].ids
 
 
-def choose(
+def choose_probes(
     models: Sequence[Model],
-    apart: Differing,
+    apart: DifferingRows,
     *,
     long: bool,
     least: int = 0,
     added: Sequence[int] = (),
-) -> Chosen:
+) -> ChosenProbes:
     """Choose probes for these models, of `least` tokens at least; `long`: past every window.
 
     `added` are special and added tokens, of which some stand at the end.
     """
     every = [model.hyper for model in models]
-    ids = _longer(list(choose_ids(every, long=long)), least, every)
+    ids = _lengthen(list(choose_ids(every, long=long)), least, every)
     positions = apart.rows.get(POSITIONS, [])
     if positions and positions[0] < LONGEST:
-        ids = _longer(ids, positions[0] + 2, every)
+        ids = _lengthen(ids, positions[0] + 2, every)
     longest = min(
         (model.roles[POSITIONS].shape[0] for model in models if POSITIONS in model.roles),
         default=len(ids),
@@ -139,35 +139,36 @@ def choose(
     ids = ids[: max(1, min(len(ids), longest))]
     vocab = min(int(hp["vocab_size"]) for hp in every)
     rows = [row for row in apart.rows.get("token_embd.weight", ()) if row < vocab]
-    taken = _spread(rows, min(MOST_ROWS, max(0, len(ids) - FIRST_ROW)))
+    taken = _spread_evenly(rows, min(MOST_ROWS, max(0, len(ids) - FIRST_ROW)))
     ids[FIRST_ROW : FIRST_ROW + len(taken)] = taken
     room = max(0, len(ids) - FIRST_ROW - len(taken))
-    last = _spread([i for i in added if i < vocab], min(MOST_ADDED, room))
+    last = _spread_evenly([i for i in added if i < vocab], min(MOST_ADDED, room))
     ids[len(ids) - len(last) :] = last
-    probes = [probe(ids, every, "main")]
+    probes = [make_probe(ids, every, "main")]
     if len(ids) > TILE + 1 and any(lengthy(hp) for hp in every):
-        probes.append(probe(ids[: TILE + 1], every, "short: frequencies depend on the length"))
-    return Chosen(tuple(probes), tuple(taken))
+        probes.append(make_probe(ids[: TILE + 1], every, "short: frequencies depend on the length"))
+    return ChosenProbes(tuple(probes), tuple(taken))
 
 
-def probe(ids: Sequence[int], every: Sequence[Mapping[str, Any]], why: str) -> Probe:
+def make_probe(ids: Sequence[int], every: Sequence[Mapping[str, Any]], why: str) -> Probe:
     """Return a probe; its logits are compared in all rows, or in some where they are many."""
     size = 4 * len(ids) * max(int(hp["vocab_size"]) for hp in every)
     if size <= MOST_LOGITS:
         return Probe(tuple(ids), None, why)
     rows = {length - 1 for length in LENGTHS} | set(range(FIRST_ROW, FIRST_ROW + 2))
     for hp in every:
-        rows |= set(reaches(hp))
+        rows |= set(critical_lengths(hp))
     rows |= {len(ids) // 2, len(ids) - 1}
     return Probe(tuple(ids), tuple(sorted(row for row in rows if row < len(ids))), why)
 
 
-def _longer(ids: list[int], length: int, every: Sequence[Mapping[str, Any]]) -> list[int]:
+def _lengthen(ids: list[int], length: int, every: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return ids lengthened by others that are spread over the vocabulary."""
     vocab = min(int(hp["vocab_size"]) for hp in every)
     return ids + [(7919 * i + 5) % vocab for i in range(len(ids), length)]
 
 
-def _spread(values: Sequence[int], most: int) -> list[int]:
+def _spread_evenly(values: Sequence[int], most: int) -> list[int]:
     """Return up to `most` of the values, evenly from the first to the last."""
     if len(values) <= most:
         return list(values)
@@ -176,7 +177,7 @@ def _spread(values: Sequence[int], most: int) -> list[int]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def others(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
+def other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
     """Yield other ids, to reach what the chosen ones did not, run after run of the vocabulary.
 
     The steps have no factor in common with the vocabulary, so that all ids come.
@@ -186,7 +187,7 @@ def others(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
         yield tuple((step * (run * length + i) + run) % vocab for i in range(length))
 
 
-def unrouted(apart: Differing, routed: Mapping[int, set[int]]) -> dict[str, list[int]]:
+def unrouted_experts(apart: DifferingRows, routed: Mapping[int, set[int]]) -> dict[str, list[int]]:
     """Return the differing experts that no pass used, by key."""
     found: dict[str, list[int]] = {}
     for key, experts in apart.experts.items():

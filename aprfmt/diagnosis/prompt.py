@@ -3,23 +3,28 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.base.protocols import Value
-from aprfmt.inference.probe_ids import TILE, reaches
+from aprfmt.inference.probe_ids import TILE, critical_lengths
 
 
-def disagree(given: Sequence[int] | None, recorded: Mapping[str, Sequence[int]]) -> str:
+def id_mismatch_sentence(given: Sequence[int] | None, recorded: Mapping[str, Sequence[int]]) -> str:
     """Return a sentence if the given ids and those of the traces differ, "" if they are equal.
 
     `recorded` has the ids of each side (by letter) whose trace states them.
     """
     for label, ids in recorded.items():
         if given is not None and tuple(given) != tuple(ids):
-            return f"{label} was run on other token ids than those given ({_first(given, ids)})"
+            return (
+                f"{label} was run on other token ids than those given "
+                f"({_first_difference_text(given, ids)})"
+            )
     if len(recorded) == 2 and tuple(recorded["A"]) != tuple(recorded["B"]):
-        return "the traces are of other token ids: " + _first(recorded["A"], recorded["B"])
+        return "the traces are of other token ids: " + _first_difference_text(
+            recorded["A"], recorded["B"]
+        )
     return ""
 
 
-def _first(a: Sequence[int], b: Sequence[int]) -> str:
+def _first_difference_text(a: Sequence[int], b: Sequence[int]) -> str:
     """Return a text about the first difference of two sequences of ids."""
     at = next(
         (i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
@@ -28,7 +33,7 @@ def _first(a: Sequence[int], b: Sequence[int]) -> str:
     return f"{len(a)} and {len(b)} ids, the first difference at {at}"
 
 
-def hidden_from(hp: Mapping[str, Value], tokens: int) -> Iterator[str]:
+def hidden_causes(hp: Mapping[str, Value], tokens: int) -> Iterator[str]:
     """Yield sentences about causes that a pass over `tokens` tokens cannot show."""
     rotates = any(hp["rope_layers"])
     if tokens < 2:
@@ -42,6 +47,6 @@ def hidden_from(hp: Mapping[str, Value], tokens: int) -> Iterator[str]:
         yield f"softmax_reduction: {tokens} tokens; more than {TILE} would show tiles of {TILE}"
     scaling = hp["rope_scaling"]
     if scaling is not None and scaling["type"] in ("dynamic", "longrope"):
-        for reach in reaches({**hp, "sliding_window": None}):
+        for reach in critical_lengths({**hp, "sliding_window": None}):
             if tokens <= reach:
                 yield f"rope_scaling: {tokens} tokens; beyond {reach} other frequencies apply"

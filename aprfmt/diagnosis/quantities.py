@@ -47,14 +47,14 @@ class Quantity:
         return 0 if self.position is None else self.position + 1
 
 
-def compare(name: str, a: ByName, b: ByName, *, rotates: bool = True) -> Quantity | None:
+def compare_quantity(name: str, a: ByName, b: ByName, *, rotates: bool = True) -> Quantity | None:
     """Compare what a hyperparameter comes to; None if no quantity of the table belongs to it.
 
     `rotates`: the architecture has rope.
     """
     for names, row in TABLE:
         if name in names:
-            if row is frequencies and not rotates:
+            if row is compare_frequencies and not rotates:
                 return Quantity("inverse frequencies", "nothing is rotated", None)
             try:
                 return row(a, b)
@@ -63,7 +63,7 @@ def compare(name: str, a: ByName, b: ByName, *, rotates: bool = True) -> Quantit
     return None
 
 
-def context(a: ByName, b: ByName) -> int:
+def longest_context(a: ByName, b: ByName) -> int:
     """Return the longer of both contexts: no position lies beyond."""
     return max(int(a["context_length"]), int(b["context_length"]))
 
@@ -71,14 +71,14 @@ def context(a: ByName, b: ByName) -> int:
 # --- rope ----------------------------------------------------------------------------------------
 
 
-def frequencies(a: ByName, b: ByName) -> Quantity:
+def compare_frequencies(a: ByName, b: ByName) -> Quantity:
     """Compare the inverse frequencies and factors of every layer, at every length that counts."""
-    longest = context(a, b)
+    longest = longest_context(a, b)
     found: dict[int, list[int]] = {}
     worst = 0.0
     for layer in range(int(a["n_layers"])):
-        for length in _lengths(a, b, longest):
-            apart = _ropes_apart(a, b, layer, length)
+        for length in _critical_lengths(a, b, longest):
+            apart = _frequency_distance(a, b, layer, length)
             if apart > ROUNDED:
                 worst = max(worst, apart)
                 # Rope leaves position 0 as it is, unless its factor differs.
@@ -96,14 +96,14 @@ def frequencies(a: ByName, b: ByName) -> Quantity:
     size = "in kind or factor" if math.isinf(worst) else f"by {worst:.3g} of their size at most"
     return Quantity(
         "inverse frequencies",
-        f"the inverse frequencies differ {size}, in {_count(layers)} and "
+        f"the inverse frequencies differ {size}, in {_layer_count_text(layers)} and "
         f"for {'any sequence' if first < 2 else f'sequences of more than {first} tokens'}",
         first,
         layers,
     )
 
 
-def _lengths(a: ByName, b: ByName, longest: int) -> list[int]:
+def _critical_lengths(a: ByName, b: ByName, longest: int) -> list[int]:
     """Return the lengths at which the frequencies may change, shortest first."""
     found = {1}
     for hp in (a, b):
@@ -116,7 +116,7 @@ def _lengths(a: ByName, b: ByName, longest: int) -> list[int]:
     return sorted(length for length in found if 0 < length <= max(longest, 1))
 
 
-def _ropes_apart(a: ByName, b: ByName, layer: int, length: int) -> float:
+def _frequency_distance(a: ByName, b: ByName, layer: int, length: int) -> float:
     """Return how far two layers' frequencies are apart, relative; infinite if in kind or factor."""
     kinds = [kind_of(hp, layer) for hp in (a, b)]
     if kinds[0] is None or kinds[1] is None:
@@ -132,10 +132,10 @@ def _ropes_apart(a: ByName, b: ByName, layer: int, length: int) -> float:
 # --- masks ---------------------------------------------------------------------------------------
 
 
-def masks(a: ByName, b: ByName) -> Quantity:
+def compare_masks(a: ByName, b: ByName) -> Quantity:
     """Compare how far every layer looks back: a window hides nothing up to its own size."""
-    longest = context(a, b)
-    reach = [_windows(hp, longest) for hp in (a, b)]
+    longest = longest_context(a, b)
+    reach = [_window_of_layers(hp, longest) for hp in (a, b)]
     apart = [i for i, pair in enumerate(zip(*reach, strict=True)) if pair[0] != pair[1]]
     if not apart:
         return Quantity(
@@ -145,11 +145,15 @@ def masks(a: ByName, b: ByName) -> Quantity:
     first = min(min(reach[0][i], reach[1][i]) for i in apart)
     layers = tuple(f"L{i}" for i in apart)
     return Quantity(
-        "masks", f"the masks differ in {_count(layers)}, from position {first} on", first, layers
+        "masks",
+        f"the masks differ in {_layer_count_text(layers)}, from position {first} on",
+        first,
+        layers,
     )
 
 
-def _windows(hp: ByName, longest: int) -> list[int]:
+def _window_of_layers(hp: ByName, longest: int) -> list[int]:
+    """Return how far every layer looks back."""
     window = hp["sliding_window"]
     size = longest if window is None else min(int(window), longest)
     return [size if windowed else longest for windowed in hp["window_layers"]]
@@ -158,7 +162,7 @@ def _windows(hp: ByName, longest: int) -> list[int]:
 # --- functions and factors -----------------------------------------------------------------------
 
 
-def activations(a: ByName, b: ByName) -> Quantity:
+def compare_activations(a: ByName, b: ByName) -> Quantity:
     """Compare the activations as functions."""
     x = np.linspace(-REACH, REACH, 2 * STEP + 1, dtype=np.float32)
     names = [str(hp["activation"]) for hp in (a, b)]
@@ -173,9 +177,9 @@ def activations(a: ByName, b: ByName) -> Quantity:
     return Quantity("activation", says if apart[at] else "the clamps of the gate differ", 0)
 
 
-def scales(a: ByName, b: ByName) -> Quantity:
+def compare_score_scales(a: ByName, b: ByName) -> Quantity:
     """Compare the factor on the scores of every layer."""
-    rows = [_scales(hp) for hp in (a, b)]
+    rows = [_score_scales(hp) for hp in (a, b)]
     apart = [
         i for i, pair in enumerate(zip(*rows, strict=True)) if not math.isclose(*pair, rel_tol=1e-7)
     ]
@@ -190,19 +194,21 @@ def scales(a: ByName, b: ByName) -> Quantity:
     )
 
 
-def _scales(hp: ByName) -> Sequence[float]:
+def _score_scales(hp: ByName) -> Sequence[float]:
+    """Return the factor on the scores of every layer."""
     own = float(hp["attn_scale"])
     return [own / (i + 1 if hp["attn_scale_by_layer"] else 1) for i in range(int(hp["n_layers"]))]
 
 
-def routing(a: ByName, b: ByName) -> Quantity | None:
+def compare_routing(a: ByName, b: ByName) -> Quantity | None:
     """Without experts no rule of routing counts; with them only a pass can tell."""
     if not a["n_experts"] and not b["n_experts"]:
         return Quantity("routing", "no layer routes to experts", None)
     return None
 
 
-def _count(layers: Iterable[str]) -> str:
+def _layer_count_text(layers: Iterable[str]) -> str:
+    """Return a number of layers in words."""
     names = list(layers)
     more = ", ..." if len(names) > 1 else ""
     return f"{len(names)} layer{'s' if more else ''} ({names[0]}{more})"
@@ -210,10 +216,10 @@ def _count(layers: Iterable[str]) -> str:
 
 TABLE: tuple[tuple[tuple[str, ...], Callable[[ByName, ByName], Quantity | None]], ...] = (
     (("rope_theta", "rope_theta_local", "rope_scaling", "rope_scaling_layers", "rope_layers",
-      "context_length"), frequencies),
-    (("sliding_window", "window_layers"), masks),
-    (("activation",), activations),
-    (("attn_scale", "attn_scale_by_layer"), scales),
+      "context_length"), compare_frequencies),
+    (("sliding_window", "window_layers"), compare_masks),
+    (("activation",), compare_activations),
+    (("attn_scale", "attn_scale_by_layer"), compare_score_scales),
     (("n_experts_used", "norm_topk", "routed_scale", "n_expert_groups", "n_expert_groups_used",
-      "router"), routing),
+      "router"), compare_routing),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from aprfmt.tensors.norms import exact_norm
 Array = NDArray[Any]
 
 
-def _turned(x: Array) -> Array:
+def _heads_first(x: Array) -> Array:
     """Return [tokens, heads, d] as it lies in memory with heads first."""
     return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
 
@@ -25,7 +25,7 @@ ROTATED = "its value with every vector rotated, as by rope"
 REORDERED = "the same values in another order"
 
 
-def relation(mine: Array, theirs: Array, bound: float) -> str:
+def relation_text(mine: Array, theirs: Array, bound: float) -> str:
     """Say how `theirs` [rows, ...] follows from `mine`; "" where no simple relation holds."""
     x, y = np.asarray(mine, np.float64), np.asarray(theirs, np.float64).reshape(np.shape(mine))
     if x.ndim < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
@@ -74,7 +74,7 @@ def _shares(x: Array, y: Array, bound: float) -> str:
 
 
 LAYOUTS: tuple[tuple[str, Callable[[Array], Array]], ...] = (
-    ("its value laid out as [heads, tokens, dim]", _turned),
+    ("its value laid out as [heads, tokens, dim]", _heads_first),
     ("its value laid out as [tokens, dim, heads]",
      lambda x: np.ascontiguousarray(np.swapaxes(x, 1, 2)).reshape(x.shape)),
     ("its value with rotated pairs side by side",

@@ -13,26 +13,26 @@ from typing import Any
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
 from aprfmt.measure.bounds import NMSE
-from aprfmt.measure.tolerances import ALL_PRODUCTS, products_of
+from aprfmt.measure.tolerances import ALL_PRODUCTS, arithmetic_of_errors
 from aprfmt.measure.trace_view import RecordLike, TraceLike, WrappedTrace
 
 
-def arithmetic(found: ShadowPass) -> str:
+def arithmetic_of_products(found: ShadowPass) -> str:
     """Return the dtype of the arithmetic that the errors of all products point to; "" if to none.
 
     Only points count whose operations are one product and perhaps its bias. Where weights are
     quantized, values that were never quantized make such errors too: nothing is then said.
     """
     products = [view for view in found.views.values() if _is_product(view)]
-    if any(_weight(view).encoding in NMSE for view in products):
+    if any(_product_weight(view).encoding in NMSE for view in products):
         return ""
     if len(products) < ALL_PRODUCTS or not any(view.flagged for view in products):
         return ""
     off = [view.residual or 0.0 for view in products]
-    return products_of(max(off), median(off), min(off))
+    return arithmetic_of_errors(max(off), median(off), min(off))
 
 
-def _weight(view: ShadowPoint) -> Any:
+def _product_weight(view: ShadowPoint) -> Any:
     """Return the weight of a view's product."""
     return next(call.args[1] for call in view.calls if call.op == "linear")
 
@@ -50,7 +50,7 @@ def _is_product(view: ShadowPoint) -> bool:
     return one and biased and view.residual is not None
 
 
-class ReadAs(WrappedTrace):
+class TraceInArithmetic(WrappedTrace):
     """A trace whose values were computed in another arithmetic than they are recorded in."""
 
     def __init__(self, trace: TraceLike, dtype: str) -> None:

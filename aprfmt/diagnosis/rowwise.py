@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.attention import masked
+from aprfmt.causes.forward.attention import attend_with_mask
 from aprfmt.causes.forward.kv_cache import cache_change
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
-from aprfmt.causes.forward.residual_stream import ids_change
+from aprfmt.causes.forward.residual_stream import token_ids_change
 from aprfmt.causes.forward.rope import positions_change
-from aprfmt.causes.forward.rotations import places
+from aprfmt.causes.forward.rotations import token_positions
 
 Array = NDArray[Any]
 ZERO = -1  # a row that was never written
@@ -48,25 +48,34 @@ class Solver:
     single: bool = False
 
 
-def solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
+def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
     """Yield what can be solved at a divergence, with the operation that must lie before it."""
     n = case.tokens
     own = np.arange(n)
     for name, keys, values in (("mix", True, True), ("scores", True, False), ("mix", False, True)):
-        yield name, Solver(own, _cached(keys, values), n - 1, _rows(n))
-    where = places(case.patched)
-    yield "rope", Solver(where, lambda at: positions_change(where, at), None, _steps(where))
+        yield name, Solver(own, _cache_solver(keys, values), n - 1, _rows_to_try(n))
+    where = token_positions(case.patched)
+    yield (
+        "rope",
+        Solver(where, lambda at: positions_change(where, at), None, _positions_to_try(where)),
+    )
     vocabulary = int(case.patched.hp["vocab_size"])
     if vocabulary <= SMALL:
         ids = np.asarray(case.patched.ids)
-        yield "embed", Solver(ids, lambda read: ids_change(ids, read), None, _ids(vocabulary), True)
+        yield (
+            "embed",
+            Solver(
+                ids, lambda read: token_ids_change(ids, read), None, _ids_to_try(vocabulary), True
+            ),
+        )
 
 
-def _cached(keys: bool, values: bool) -> Make:
+def _cache_solver(keys: bool, values: bool) -> Make:
+    """Return what makes the change to other cached rows."""
     return lambda rows: cache_change(rows if keys else None, rows if values else None)
 
 
-def _rows(n: int) -> Tries:
+def _rows_to_try(n: int) -> Tries:
     """Return the rows to try for a token: as for the last one, none, earlier ones, the next."""
 
     def tries(token: int, shift: int) -> Iterator[int]:
@@ -77,12 +86,14 @@ def _rows(n: int) -> Tries:
     return tries
 
 
-def _ids(vocabulary: int) -> Tries:
+def _ids_to_try(vocabulary: int) -> Tries:
     """Return the ids to try for a token: all of a vocabulary that is small."""
     return lambda token, shift: iter(range(vocabulary))
 
 
-def _steps(where: Array) -> Tries:
+def _positions_to_try(where: Array) -> Tries:
+    """Return the positions to try for a token."""
+
     def tries(token: int, shift: int) -> Iterator[int]:
         own = int(where[token])
         found = [own + shift] if shift else []
@@ -94,7 +105,7 @@ def _steps(where: Array) -> Tries:
     return tries
 
 
-def solved(
+def solve_rows(
     solver: Solver, measure: MeasureChange, layers: Layers, rows: Array, bound: float
 ) -> Change | None:
     """Return the change that makes every row agree, token by token; None if a token has none.
@@ -107,7 +118,7 @@ def solved(
         if not len(late):
             return change
         token = int(late[0])
-        for tried, step, reach in _candidates(solver, values, token, shift):
+        for tried, step, reach in _candidate_values(solver, values, token, shift):
             seen = measure(solver.make(tried), layers)
             if seen is not None and not (seen[: token + reach] > bound).any():
                 values, rows, shift, change = tried, seen, step, solver.make(tried)
@@ -117,7 +128,7 @@ def solved(
     return None
 
 
-def _candidates(
+def _candidate_values(
     solver: Solver, values: Array, token: int, shift: int
 ) -> Iterator[tuple[Array, int, int]]:
     """Yield values to try, the step that they go on with, and how many rows have to agree.
@@ -144,7 +155,7 @@ def _candidates(
 # --- masks ---------------------------------------------------------------------------------------
 
 
-def masks(late: Array, n: int) -> Iterator[Change]:
+def solve_masks(late: Array, n: int) -> Iterator[Change]:
     """Yield masks that explain which rows differ: `late` are their numbers, `n` all tokens."""
     if not len(late):
         return
@@ -154,26 +165,31 @@ def masks(late: Array, n: int) -> Iterator[Change]:
     alone = last < n - 1 and len(late) == last + 1  # behind one layer later rows agree
     for size in (last + 2,) if alone else range(2, min(n, WIDEST)) if not first else ():
         seen = causal | ((at[:, None] < size) & (at[None] < size))
-        yield _mask(f"the first {size} tokens all see each other", seen)
+        yield _mask_change(f"the first {size} tokens all see each other", seen)
     if first > 1:
         cut = causal & ((at[:, None] < first) | (at[None] >= first))
-        yield _mask(f"tokens from {first} on do not see those before", cut)
-        yield _mask(
+        yield _mask_change(f"tokens from {first} on do not see those before", cut)
+        yield _mask_change(
             f"attention reaches back within chunks of {first} tokens only",
             causal & (at[:, None] // first == at[None] // first),
         )
     for hidden in range(1, min(first, 9)):  # evicted once later tokens came
         seen = causal & ((at[None] >= hidden) | (at[:, None] < first))
         what = "key is" if hidden == 1 else f"{hidden} keys are"
-        yield _mask(f"the first {what} gone from token {first} on", seen)
+        yield _mask_change(f"the first {what} gone from token {first} on", seen)
     for hidden in range(1, min(first + 1, 9)):
         seen = causal & (at[None] >= hidden)
         seen |= np.eye(n, dtype=np.bool_)
         what = "token is" if hidden == 1 else f"{hidden} tokens are"
-        yield _mask(f"the first {what} hidden from later ones", seen)
+        yield _mask_change(f"the first {what} hidden from later ones", seen)
 
 
-def _mask(says: str, seen: Array) -> Change:
+def _mask_change(says: str, seen: Array) -> Change:
+    """Return the change to a mask, in words."""
     return Change(
-        "mask", f"attention's mask is another one: {says}", ("mask",), masked(seen), {"mask": says}
+        "mask",
+        f"attention's mask is another one: {says}",
+        ("mask",),
+        attend_with_mask(seen),
+        {"mask": says},
     )

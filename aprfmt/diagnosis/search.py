@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aprfmt.causes.forward.attention import scale_change
-from aprfmt.causes.forward.experts import capacity
+from aprfmt.causes.forward.attention import score_scale_change
+from aprfmt.causes.forward.experts import find_capacity
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.causes.forward.norm import eps_change
-from aprfmt.causes.forward.rope import divided_change, theta_change
-from aprfmt.causes.forward.usual_blocks import Usual
+from aprfmt.causes.forward.rope import position_divisor_change, theta_change
+from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import (
-    groups,
-    kinds_of_layers,
-    usual_changes,
-    window_change,
+    added_window_mistake,
+    layer_groups_of,
+    layers_of_rope_kinds,
+    usual_mistakes,
 )
-from aprfmt.causes.forward.usual_steps import single_layers
-from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers
+from aprfmt.causes.forward.usual_steps import single_layer_mistakes
+from aprfmt.diagnosis.rowwise import AGREES, row_solvers, solve_masks, solve_rows
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.shadow import ShadowPoint
@@ -90,7 +90,7 @@ class Search:
         """Find out how many passes the model's size allows."""
         patched = self.case.patched
         held = sum(math.prod(patched.weights[key].shape) for key in patched.weights)
-        share = len(spanned(self.case)) / max(patched.n_layers, 1)
+        share = len(spanned_layers(self.case)) / max(patched.n_layers, 1)
         work = max(1.0, held * len(patched.ids) * min(share, 1.0))
         self.most = int(min(RUNS, max(24, WORK / work)))
         self.runs = self.allowed = int(self.most * min(1.0, self.budget.left))
@@ -163,23 +163,23 @@ class Search:
                 yield tried
 
     def _usual(self) -> Iterator[SearchStep]:
-        here, patched = spanned(self.case), self.case.patched
+        here, patched = spanned_layers(self.case), self.case.patched
         for usual in self._changes():
-            for layers in groups(patched, usual):
+            for layers in layer_groups_of(patched, usual):
                 if (layers is None or layers & here) and acts(self.case, usual.change, layers):
                     yield SearchStep(usual.change, layers, layers == usual.layers)
 
-    def _changes(self) -> list[Usual]:
-        patched, found = self.case.patched, usual_changes(self.case.patched)
+    def _changes(self) -> list[UsualMistake]:
+        patched, found = self.case.patched, usual_mistakes(self.case.patched)
         late = np.flatnonzero(self.case.by_row(self.case.view) > 2 * self.case.view.tolerance)
         if len(late) and late[0] > 0 and not any(patched.hp["window_layers"]):
-            found.append(window_change(patched, int(late[0])))
+            found.append(added_window_mistake(patched, int(late[0])))
         return found
 
     def _in_one_layer(self) -> Iterator[SearchStep]:
         """Yield changes of single layers; every change in each layer, if several lie between."""
-        here = sorted(spanned(self.case))
-        for usual in single_layers(self.case.patched):
+        here = sorted(spanned_layers(self.case))
+        for usual in single_layer_mistakes(self.case.patched):
             if usual.layers is not None and usual.layers & {*here}:
                 if acts(self.case, usual.change, usual.layers):
                     yield SearchStep(usual.change, usual.layers, False)
@@ -196,24 +196,24 @@ class Search:
         case = self.case
         ops = {call.op for call in case.view.calls}
         if "add_weighted" in ops and len(case.rows) == case.tokens:
-            for change in capacity(case):
+            for change in find_capacity(case):
                 yield SearchStep(change, None)
         if len(case.rows) != case.tokens or not ops & {"probs", "mix", "scores", "rope", "embed"}:
             return
         bound = AGREES * case.view.tolerance
         rows = case.by_row(case.view)
-        here = sorted(spanned(case))
+        here = sorted(spanned_layers(case))
         scopes: list[Layers] = [None]
         if len(here) > 1:
             scopes += [frozenset({layer}) for layer in here]
         if "probs" in ops:
-            for change in masks(np.flatnonzero(rows > bound), case.tokens):
+            for change in solve_masks(np.flatnonzero(rows > bound), case.tokens):
                 for layers in scopes:
                     yield SearchStep(change, layers)
-        for op, solver in solvers(case):
+        for op, solver in row_solvers(case):
             for layers in scopes:
                 if op in ops and (layers is None or op not in ("rope", "embed")):
-                    found = solved(solver, self._rows_of, layers, rows, bound)
+                    found = solve_rows(solver, self._rows_of, layers, rows, bound)
                     if found is not None:
                         yield SearchStep(found, layers)
 
@@ -224,8 +224,8 @@ class Search:
     def _fitted(self) -> Iterator[SearchStep]:
         """Yield changes with numbers that are improved until they fit."""
         case, patched = self.case, self.case.patched
-        for kind, layers in kinds_of_layers(patched).items():
-            for maker in (theta_change, divided_change):
+        for kind, layers in layers_of_rope_kinds(patched).items():
+            for maker in (theta_change, position_divisor_change):
                 step = self._fit(
                     [
                         one
@@ -237,7 +237,7 @@ class Search:
                     layers,
                 )
                 yield from step
-        for cause, make in (("attention_scale", scale_change), ("norm_eps", eps_change)):
+        for cause, make in (("attention_scale", score_scale_change), ("norm_eps", eps_change)):
             near = [one for one in self.singles if one.steps[0].change.cause == cause]
             yield from self._fit(near, lambda v, make=make: make(case.patched, v), None)
 
@@ -248,7 +248,7 @@ class Search:
         assert case.view.residual is not None and callable(make)
         numbers = {}
         for one in near:
-            value = _number(one.steps[0].change)
+            value = _change_number(one.steps[0].change)
             if value is not None and value > 0:
                 numbers[value] = one.residual
         if not numbers or min(numbers.values()) > 0.8 * case.view.residual:
@@ -349,7 +349,7 @@ class Search:
         return list(found.values())
 
 
-def spanned(case: Mismatch) -> frozenset[int]:
+def spanned_layers(case: Mismatch) -> frozenset[int]:
     """Return the layers whose operations lie between the last points of the trace and this one."""
     layers = {call.at.layer for call in case.view.calls if call.op not in MOVES}
     return frozenset(layer for layer in layers if 0 <= layer < case.patched.n_layers)
@@ -360,7 +360,8 @@ def is_wide(case: Mismatch) -> bool:
     return sum(call.op not in MOVES for call in case.view.calls) > FEW
 
 
-def _number(change: Change) -> float | None:
+def _change_number(change: Change) -> float | None:
+    """Return the single number of a change, None where it has none or several."""
     for value in change.values.values():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)

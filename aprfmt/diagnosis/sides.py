@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from aprfmt.errors import FormatError
-from aprfmt.inference.device import Choice
+from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.running import RunRequest, requested, traced
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
-from aprfmt.model.relations import of_file
+from aprfmt.model.relations import file_relations
 
 SideKind = Literal["model", "run", "trace"]
 
@@ -30,7 +30,7 @@ class Side:
     request: RunRequest | None = None
 
     @property
-    def choice(self) -> Choice | None:
+    def choice(self) -> DeviceChoice | None:
         """Where it runs; None for a saved trace."""
         return None if self.request is None else self.request.choice
 
@@ -44,25 +44,25 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
     request = requested(text, arch=arch, allow_missing=ANY)
-    model = stack.enter_context(_opened(request.model, arch))
+    model = stack.enter_context(_open_model(request.model, arch))
     model.remember()
     kind: SideKind = "model" if str(request.model) == text else "run"
     return Side(label, text, kind, Path(request.model), model, request)
 
 
-def _opened(path: Path | str, arch: str | None) -> Model:
+def _open_model(path: Path | str, arch: str | None) -> Model:
     """Open a model, also one whose index alone is wrong: its tensors are where they are."""
     try:
         return open_model(path, arch=arch, allow_missing=ANY)
     except FormatError:
         model = open_model(path, arch=arch, allow_missing=ANY, damaged=True)
-        if model.damage or not any(one.kind == "index" for one in of_file(model)):
+        if model.damage or not any(one.kind == "index" for one in file_relations(model)):
             model.close()
             raise
         return model
 
 
-def trace_of(
+def trace_side(
     side: Side,
     ids: Sequence[int] | None,
     stack: ExitStack,

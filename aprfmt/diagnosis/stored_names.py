@@ -11,7 +11,7 @@ from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.models import related_causes
 from aprfmt.diagnosis.tensors import explained_findings
-from aprfmt.diagnosis.unread import refused
+from aprfmt.diagnosis.unread import refusal_reason
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model
@@ -47,7 +47,11 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         for row in report.tokenizer
         if row.decisive
     ]
-    why = [f"{label}: {text}" for label, model in (("A", a), ("B", b)) if (text := refused(model))]
+    why = [
+        f"{label}: {text}"
+        for label, model in (("A", a), ("B", b))
+        if (text := refusal_reason(model))
+    ]
     return Diagnosis(
         *texts,
         tuple(findings),
@@ -58,11 +62,12 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
             "hyperparameters and forward pass: they need the architecture of both; name it with "
             "--arch, or correct what its line says",
         ),
-        "" if findings else _reason(report),
+        "" if findings else _why_by_name(report),
     )
 
 
-def _reason(report: DiffReport) -> str:
+def _why_by_name(report: DiffReport) -> str:
+    """Return why two models were compared by names only."""
     apart = [row.name for row in report.tokenizer if row.decisive]
     if apart:
         return (

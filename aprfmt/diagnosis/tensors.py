@@ -6,19 +6,19 @@ from dataclasses import replace
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes import CAUSES
-from aprfmt.causes.tensor.foreign_values import foreign
-from aprfmt.causes.tensor.summary import measured
+from aprfmt.causes.tensor.foreign_values import judge_foreign
+from aprfmt.causes.tensor.summary import add_measurements
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
-from aprfmt.diagnosis.packing import examine
+from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof
 from aprfmt.measure.records import TensorDiff
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
-from aprfmt.model.draft import in_head
+from aprfmt.model.draft import is_draft_head
 
 PADDED = "padded_vocabulary"
 SHOWN = 4  # errors of tensors that cannot be read
@@ -33,37 +33,37 @@ def compare_tensors(
     found.evidence.append(Evidence("tensor", f"{len(report.tensors)} tensors: {listed}"))
     found.checked.append(f"tensors: bytes, then values of all {len(report.tensors)}")
     unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
-    if unreadable and not _unpacked(a, b, report.tensors, found):
+    if unreadable and not _record_packing_faults(a, b, report.tensors, found):
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
     found.not_checked += report.not_tried
-    found.evidence += not_finite(report.tensors)
+    found.evidence += nonfinite_tensors(report.tensors)
     rows = [row for row in report.tensors if row.key not in explained]
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
-    _missing(a, b, missing, found)
+    _record_missing(a, b, missing, found)
     done: set[str] = set()
     for finding, part in explained_findings(report, explained):
-        found.add(_another(a, b, finding, part, found), part)
+        found.add(_check_stale(a, b, finding, part, found), part)
         done |= set(part.keys)
         if finding.verdict == "not_comparable":
             found.reason = f"derived: {finding.says}"
-    for finding, part in _copies(rows):
+    for finding, part in _coarser_copies(rows):
         found.add(finding, part)
     left = [
         row for row in rows if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and row.key not in done
     ]
     if left:
-        finding, part = _strange(left)
-        found.add(_another(a, b, finding, part, found), part)
-    _extras(a, b, missing, found)
+        finding, part = _unexplained_finding(left)
+        found.add(_check_stale(a, b, finding, part, found), part)
+    _record_extra_tensors(a, b, missing, found)
 
 
-def _unpacked(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> bool:
+def _record_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> bool:
     """Say what is wrong with packed weights that cannot be decoded; True if that is all of them."""
     broken = [row for row in rows if row.verdict == "UNREADABLE"]
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         names = [row.name_b if label == "B" else row.name_a for row in broken]
-        told = examine(good, bad, label, names)
+        told = examine_packed(good, bad, label, names)
         if told is None:
             continue
         found.evidence += [Evidence("tensor", row.cause, (row.key,)) for row in broken[:SHOWN]]
@@ -76,7 +76,7 @@ def _unpacked(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> 
     return False
 
 
-def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
+def nonfinite_tensors(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
     """Yield tensors with NaN or infinities: first those on one side only, then those on both."""
     odd = [
         (row.key, row.stats.nonfinite)
@@ -87,7 +87,7 @@ def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
         yield Evidence("tensor", f"{key}: {found.says()}", (key,), float(found.alone))
 
 
-def _another(a: Model, b: Model, finding: Finding, part: Touched, found: Levels) -> Finding:
+def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Levels) -> Finding:
     """Check whether a stale tensor may be a damaged one; if so, the finding is not confirmed."""
     if finding.cause != "stale_tensor" or finding.confirmed:
         return finding
@@ -96,7 +96,7 @@ def _another(a: Model, b: Model, finding: Finding, part: Touched, found: Levels)
         x, y = a.find(key), b.find(key)
         if x is None or y is None:
             return finding
-        judged = foreign(Reader(x), Reader(y))
+        judged = judge_foreign(RowReader(x), RowReader(y))
         found.evidence.append(Evidence("tensor", f"{key}: {judged.says}", (key,)))
         sure = sure and judged.sure
     if not sure:
@@ -112,11 +112,11 @@ def _another(a: Model, b: Model, finding: Finding, part: Touched, found: Levels)
     return replace(finding, confirmed=sure, proof=None)
 
 
-def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
+def _record_missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
     """Record roles missing on one side: biases and the head are causes, others end the walk."""
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
-        keys = [row.key for row in rows if row.verdict == label and _is_role(a, b, row.key)]
+        keys = [row.key for row in rows if row.verdict == label and _is_role_of_pass(a, b, row.key)]
         # A bias that went with its weight is lost with it: that is one loss, not two.
         biases = tuple(
             key
@@ -143,12 +143,12 @@ def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> N
             )
             found.runs = False
             found.reason = (
-                _undecoded(b if side == "B" else a, others)
+                _undecoded_text(b if side == "B" else a, others)
                 or f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
             )
 
 
-def _undecoded(model: Model, roles: Sequence[str]) -> str:
+def _undecoded_text(model: Model, roles: Sequence[str]) -> str:
     """Return what packed weights hold roles that a model lacks; "" unless they are all of them."""
     unread, style = model.unread, model.style
     if unread is None or style is None:
@@ -157,12 +157,12 @@ def _undecoded(model: Model, roles: Sequence[str]) -> str:
     return f"{model.path}: {unread.says}" if held >= {*roles} else ""
 
 
-def _is_role(a: Model, b: Model, key: str) -> bool:
+def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
     """Say whether the forward pass has such a tensor; those of a draft head do not count."""
-    return any(key in model.roles and not in_head(model, [key]) for model in (a, b))
+    return any(key in model.roles and not is_draft_head(model, [key]) for model in (a, b))
 
 
-def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
+def _record_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
     """Record tensors of one side that the architecture does not use.
 
     They count as tensors, but the forward pass ignores them.
@@ -174,7 +174,7 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
         keys = [
             row.key
             for row in rows
-            if row.verdict == label and row.key not in codes and not _is_role(a, b, row.key)
+            if row.verdict == label and row.key not in codes and not _is_role_of_pass(a, b, row.key)
         ]
         if not keys:
             continue
@@ -206,22 +206,22 @@ def explained_findings(
     for finding in report.findings:
         rows = [by_key[key] for key in finding.keys if key not in explained]
         if rows and finding.cause in CAUSES:
-            found = measured(finding, rows)
+            found = add_measurements(finding, rows)
             yield found, Touched(("vocab_size",) if found.cause == PADDED else (), found.keys)
 
 
-def padded(rows: Sequence[TensorDiff]) -> bool:
+def is_padded_vocabulary(rows: Sequence[TensorDiff]) -> bool:
     """Say whether one side's vocabulary is the other's with rows behind it that no id reaches."""
     return any(row.explanation is not None and row.explanation.cause == PADDED for row in rows)
 
 
-def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
+def _coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
     """Yield the tensors that are within the rounding of a coarser encoding, by cause."""
     groups: dict[tuple[str, str], list[TensorDiff]] = {}
     for row in rows:
         if row.verdict == "WITHIN":
-            coarser = min((row.encoding_a, row.encoding_b), key=_bits)
-            cause = "quantisation" if _is_blocked(coarser) else "rounding"
+            coarser = min((row.encoding_a, row.encoding_b), key=_bits_per_weight)
+            cause = "quantisation" if _has_blocks(coarser) else "rounding"
             groups.setdefault((cause, coarser), []).append(row)
     for (cause, coarser), chosen in groups.items():
         keys = tuple(row.key for row in chosen)
@@ -247,15 +247,18 @@ def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
         )
 
 
-def _bits(name: str) -> float:
+def _bits_per_weight(name: str) -> float:
+    """Return the bits a weight takes in an encoding."""
     return encoding_row(name.split("+")[0]).bits_per_weight
 
 
-def _is_blocked(name: str) -> bool:
+def _has_blocks(name: str) -> bool:
+    """Return whether an encoding has blocks."""
     return encoding_row(name.split("+")[0]).block_size != 1
 
 
-def _strange(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
+def _unexplained_finding(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
+    """Return the finding of tensors that differ and that nothing explains."""
     keys = tuple(row.key for row in rows)
     worst = max((row.stats.rel_l2 for row in rows if row.stats is not None), default=None)
     return (

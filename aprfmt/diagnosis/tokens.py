@@ -7,18 +7,18 @@ from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import set_values
+from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import Proof, unfitted_proof
-from aprfmt.measure.texts import lacking_tokenizer
+from aprfmt.measure.texts import uncompared_tokenizers
 from aprfmt.model import Model
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
 
 
-def tokenizers(a: Model, b: Model, found: Levels) -> None:
+def record_tokenizers(a: Model, b: Model, found: Levels) -> None:
     """Record what differs of two models' tokenizers in `found.stated`; no pass is needed for it."""
     report = compare_tokens(a, b)
-    found.stated += [_cause(row, b) for row in report.findings]
+    found.stated += [_token_finding(row, b) for row in report.findings]
     for row in report.findings:
         found.evidence += [
             Evidence("identity", f"{label}: {text}", row.where[:1])
@@ -32,10 +32,11 @@ def tokenizers(a: Model, b: Model, found: Levels) -> None:
     found.added = report.added
     found.checked += report.checked
     found.not_checked += report.not_checked
-    found.left = lacking_tokenizer(a, b, report)
+    found.left = uncompared_tokenizers(a, b, report)
 
 
-def _cause(one: Difference, b: Model) -> Finding:
+def _token_finding(one: Difference, b: Model) -> Finding:
+    """Return the finding of one difference of the tokenizers."""
     says = one.says
     if one.example:
         says += f"; first shown by {one.example[0]} in A"
@@ -59,7 +60,7 @@ def _cause(one: Difference, b: Model) -> Finding:
         exercised="shows" if one.shown else "not_exercised",
         proof=_proof(one),
         counted=True,
-        next=_mended(b, one.mend),
+        next=_mending_command(b, one.mend),
     )
 
 
@@ -74,8 +75,8 @@ def _proof(one: Difference) -> Proof | None:
     return unfitted_proof() if one.shown else Proof(1, 1.0, 1, 0.0)
 
 
-def _mended(b: Model, keys: tuple[str, ...]) -> str:
+def _mending_command(b: Model, keys: tuple[str, ...]) -> str:
     """Return the command that sets keys in a copy of B; "" without keys."""
     if not keys:
         return ""
-    return set_values(b.path if b.folder is None else b.folder.path, [*map(shlex.quote, keys)])
+    return set_command(b.path if b.folder is None else b.folder.path, [*map(shlex.quote, keys)])

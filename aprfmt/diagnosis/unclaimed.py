@@ -17,7 +17,7 @@ _NEAR = 0.5
 _TRIED = 12  # weights that are read by the claim, of however many there are
 
 
-def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evidence] | None:
+def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evidence] | None:
     """Return `bad` with the claim of packing that `good` has, and its absence as a finding.
 
     None where `bad` says itself how its weights are read, holds other tensors than `good`'s packed
@@ -30,13 +30,13 @@ def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evid
         lacks = "" if bad.unread is None else bad.unread.claim
     if section is None or config is None or bad.folder is None or not lacks:
         return None
-    names = _packed(good)
-    if not names or _packed(bad):
+    names = _packed_names(good)
+    if not names or _packed_names(bad):
         return None
     folder = replace(bad.folder, config={**config, SECTIONS[0]: section})
     try:
         made = Model(bad.source, folder, allow_missing=bad.allow_missing)
-        if not names <= _packed(made):
+        if not names <= _packed_names(made):
             return None
         tried = sorted(names)[:_TRIED]
         away = max(rel_l2(made[name].numpy(), good[name].numpy()) for name in tried)
@@ -54,19 +54,19 @@ def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evid
         f"after: by {other}'s claim", {SECTIONS[0]: {other.lower(): dict(section)}}, label,
         counted=True, proof=unfitted_proof(len(where), share) if away < _NEAR else None,
     )  # fmt: skip
-    codes = bad.source.tensors[_codes(good, where[0])].info
+    codes = bad.source.tensors[_codes_name(good, where[0])].info
     said = (
         f"{label}: {codes.name} is {codes.encoding} {list(codes.shape)}, and nothing says of what"
     )
     return made, finding, Evidence("tensor", said, where[:_TRIED])
 
 
-def _packed(model: Model) -> set[str]:
+def _packed_names(model: Model) -> set[str]:
     """Return the names of weights that are read from several stored tensors by a claim."""
     return {name for name, view in model.items() if view.stored[0].packed is not None}
 
 
-def _codes(model: Model, name: str) -> str:
+def _codes_name(model: Model, name: str) -> str:
     """Return the name of the stored tensor with a weight's codes: its largest part."""
     parts = model[name].stored[0].parts
     return max(parts.values(), key=lambda part: part.info.nbytes).info.name

@@ -10,7 +10,7 @@ from aprfmt.causes.hyperparameters import hyper_causes
 from aprfmt.diagnosis.config_changes import GONE, Key, differing_keys, read_with
 from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.mixing import between
+from aprfmt.diagnosis.mixing import make_pair
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -22,26 +22,34 @@ from aprfmt.model import Model
 _MOST = 64  # differing keys that are tried
 
 
-def restored(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evidence] | None:
+def with_restored_key(
+    good: Model, bad: Model, label: str
+) -> tuple[Model, Finding, Evidence] | None:
     """Return `bad` with one key of its config.json as in `good`, and that key as a finding.
 
     None where both can be read, where `good` cannot, or where no single key makes `bad` readable.
     """
-    error = refused(bad) or unfit(bad)
-    if not error or refused(good) or unfit(good) or good.config is None or bad.folder is None:
+    error = refusal_reason(bad) or misfit_reason(bad)
+    if (
+        not error
+        or refusal_reason(good)
+        or misfit_reason(good)
+        or good.config is None
+        or bad.folder is None
+    ):
         return None
     if bad.folder.config is None:
         return None
     apart = differing_keys(good.config, bad.folder.config)
     for path, value in [one for one in apart if one[1] is not GONE][:_MOST]:
         made = read_with(bad, {path: value})
-        cause = _cause(good, path)
-        if cause and not refused(made) and not unfit(made):
-            return made, _finding(good, made, path, cause, label), Evidence("config", error)
+        cause = _cause_of_key(good, path)
+        if cause and not refusal_reason(made) and not misfit_reason(made):
+            return made, _key_finding(good, made, path, cause, label), Evidence("config", error)
     return None
 
 
-def architecture(model: Model) -> str | None:
+def architecture_name(model: Model) -> str | None:
     """Return the name of a model's architecture; None where its configuration is not read."""
     try:
         return model.spec.name
@@ -49,7 +57,7 @@ def architecture(model: Model) -> str | None:
         return None
 
 
-def refused(model: Model) -> str:
+def refusal_reason(model: Model) -> str:
     """Return why a model's configuration cannot be read, "" if it can."""
     try:
         model.resolution  # noqa: B018
@@ -58,7 +66,7 @@ def refused(model: Model) -> str:
     return ""
 
 
-def unfit(model: Model) -> str:
+def misfit_reason(model: Model) -> str:
     """Return that a model's tensors have other shapes than its configuration gives, "" if not.
 
     Several have: one alone may be damaged.
@@ -76,15 +84,16 @@ def unfit(model: Model) -> str:
     )
 
 
-def _finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Finding:
+def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Finding:
+    """Return the finding of one key that was lost or changed."""
     equal = all(
         name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
     )
-    away, bound = _distance(good, made)
+    away, bound = _logit_distance(good, made)
     key = ".".join(path)
     name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"
-    value = _at(good.config, path)
+    value = _value_at(good.config, path)
     return Finding(
         cause,
         f"{label}'s configuration does not fit its tensors: {key} is {value} in {other} and "
@@ -106,10 +115,10 @@ def _finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Fin
     )
 
 
-def _distance(good: Model, made: Model) -> tuple[float, float]:
+def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
     """Return how far logits of one side's weights are under both configurations; the bound."""
     ids = choose_ids([good.hyper, made.hyper], long=False)
-    bound = between(good, made).bound("logits", ("float32", "float32")).rel_l2
+    bound = make_pair(good, made).bound("logits", ("float32", "float32")).rel_l2
     mine = PatchedModel.of(good, ids, "float32")
     reference = logits(mine)
     try:
@@ -119,7 +128,8 @@ def _distance(good: Model, made: Model) -> tuple[float, float]:
     return rel_l2(read, reference), bound
 
 
-def _cause(model: Model, path: Key) -> str:
+def _cause_of_key(model: Model, path: Key) -> str:
+    """Return the cause that a key of the configuration means."""
     read = model.resolution.report.read
     for end in range(len(path), 0, -1):
         name = read.get(".".join(path[:end]))
@@ -129,7 +139,7 @@ def _cause(model: Model, path: Key) -> str:
     return hyper_causes().get(read.get(nested, ""), "")
 
 
-def _at(config: Any, path: Key) -> Any:
+def _value_at(config: Any, path: Key) -> Any:
     for key in path:
         config = config.get(key) if isinstance(config, Mapping) else None
     return config

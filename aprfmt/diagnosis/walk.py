@@ -8,32 +8,32 @@ from typing import Any
 import numpy as np
 
 from aprfmt.diagnosis import conclude, direct
-from aprfmt.diagnosis.blend import stored_values
+from aprfmt.diagnosis.blend import count_values
 from aprfmt.diagnosis.dumped_ranks import ranks_apart
-from aprfmt.diagnosis.forward import JudgedTrace, common, judged
+from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings
 from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixed_checkpoints import find_mixture
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
-from aprfmt.diagnosis.nextstep import with_next
-from aprfmt.diagnosis.observed import observations
+from aprfmt.diagnosis.nextstep import with_next_commands
+from aprfmt.diagnosis.observed import differing_statistics
 from aprfmt.diagnosis.own_names import own_names
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.points import point_rows
-from aprfmt.diagnosis.probes import Chosen
-from aprfmt.diagnosis.prompt import disagree, hidden_from
-from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
-from aprfmt.diagnosis.unread import architecture
-from aprfmt.diagnosis.zero_values import blank_trace, rounding_hides
+from aprfmt.diagnosis.probes import ChosenProbes
+from aprfmt.diagnosis.prompt import hidden_causes, id_mismatch_sentence
+from aprfmt.diagnosis.sides import Side, trace_ids, trace_side
+from aprfmt.diagnosis.unread import architecture_name
+from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
 from aprfmt.errors import AprfmtError
-from aprfmt.inference.capture import instances
+from aprfmt.inference.capture import point_instances
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.trace_view import backend_name, records_ids, unread_arrays
+from aprfmt.measure.trace_view import backend_name, states_token_ids, unread_arrays
 from aprfmt.measure.traces import FirstToken, PointDiff, first_token
 from aprfmt.model import Model
 from aprfmt.model.ledger import (
@@ -66,7 +66,7 @@ class Walk:
     pairs: Sequence[PointDiff] = ()
     first: FirstToken | None = None  # the earliest token that differs between two runs
     pair: ModelPair | None = None  # two different models
-    chosen: Chosen | None = None  # their probes
+    chosen: ChosenProbes | None = None  # their probes
 
     def done(self, reason: str = "") -> Diagnosis:
         """Return the diagnosis with all findings so far."""
@@ -74,7 +74,7 @@ class Walk:
         levels.close()
         lengths = {} if self.pair is None else self.pair.lengths()
         left, ledgers = self._left()
-        findings = with_next(self.a, self.b, self.ids or (), levels.findings, lengths)
+        findings = with_next_commands(self.a, self.b, self.ids or (), levels.findings, lengths)
         return Diagnosis(
             self.a.text, self.b.text, tuple(findings),
             tuple(dict.fromkeys(levels.evidence)),
@@ -105,7 +105,7 @@ class Walk:
         for side in (self.a, self.b):
             row: dict[str, Any] = {"text": side.text, "kind": side.kind}
             if side.model is not None:
-                row |= {"format": side.model.format, "architecture": architecture(side.model)}
+                row |= {"format": side.model.format, "architecture": architecture_name(side.model)}
             if side.choice is not None:
                 row["run"] = str(side.choice)
             trace = self.traces.get(side.label)
@@ -129,7 +129,7 @@ class Walk:
         if self._of_two_checkpoints():
             return self.done()
         if self.a.model is not None and self.b.model is not None:
-            self.reporter.comparing(stored_values(self.a.model))
+            self.reporter.comparing(count_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model)
             for side in (self.a, self.b):
                 side.model = self.levels.made.get(side.label, side.model)
@@ -193,7 +193,7 @@ class Walk:
     def _taken(self, side: Side, trace: Trace) -> Trace:
         """Store a side's trace; all zeros means that nothing was recorded."""
         self.traces[side.label] = trace
-        zeros = blank_trace(trace)
+        zeros = zero_points_of_trace(trace)
         if zeros:
             self.levels.reason = (
                 f"all values of {side.label} are zero, at {zeros} points: nothing was measured"
@@ -202,7 +202,7 @@ class Walk:
 
     def _load(self, side: Side) -> None:
         """Open a saved trace and add evidence about it."""
-        trace = self._taken(side, trace_of(side, self.ids, self.stack, self.model_of(side)))
+        trace = self._taken(side, trace_side(side, self.ids, self.stack, self.model_of(side)))
         held = sum(trace.values(key) is not None for key in list(trace.records)[:1])
         engine = backend_name(trace)
         name = f", run by {engine}" if engine else ""
@@ -215,7 +215,7 @@ class Walk:
             self.levels.not_checked.append(f"{side.label}: holds statistics, no values")
         unknown = trace.run.get("unknown")
         rows = unknown.items() if isinstance(unknown, Mapping) else ()
-        self.levels.not_checked += [f"{side.label}: {key}: {_entry(why)}" for key, why in rows]
+        self.levels.not_checked += [f"{side.label}: {key}: {_entry_text(why)}" for key, why in rows]
         if trace.nonfinite:
             where = trace.nonfinite
             self.say("forward", f"{side.label} has a NaN or an infinity, first at {where}", where)
@@ -228,7 +228,7 @@ class Walk:
             if side.label in self.traces
             and (found := trace_ids(self.traces[side.label])) is not None
         }
-        reason = disagree(self.ids, named)
+        reason = id_mismatch_sentence(self.ids, named)
         if reason:
             return reason
         if named:
@@ -237,7 +237,7 @@ class Walk:
         self.levels.not_checked += [
             f"{label}: token ids: not recorded in it; taken to be those of this pass"
             for label, trace in self.traces.items()
-            if self.ids is not None and not records_ids(trace)
+            if self.ids is not None and not states_token_ids(trace)
         ]
         if self.ids is None and not self.traces:
             if self.pair is not None:
@@ -252,7 +252,7 @@ class Walk:
         for side in (self.a, self.b):
             model = self.model_of(side)
             if model is not None and self.ids is not None:
-                self.levels.not_checked += hidden_from(model.hyper, len(self.ids))
+                self.levels.not_checked += hidden_causes(model.hyper, len(self.ids))
                 size = int(model.hyper["vocab_size"])
                 if max(self.ids) >= size:
                     return f"token id {max(self.ids)}; {side.label}'s embedding has {size} rows"
@@ -324,7 +324,7 @@ class Walk:
             return
         trace = self.traces.get(side.label)
         if trace is None:
-            found_trace = trace_of(side, self.ids, self.stack, model, memory=self.memory)
+            found_trace = trace_side(side, self.ids, self.stack, model, memory=self.memory)
             trace = self._taken(side, found_trace)
         if self.levels.reason:
             return
@@ -332,7 +332,7 @@ class Walk:
 
         patched = PatchedModel.of(model, self.ids, dtype, self.memory)
         recorded = RecordedTrace(trace, self.ids, {})
-        found = judged(side.label, examine(patched, recorded), self.ids, str(model.path))
+        found = judge_trace(side.label, examine(patched, recorded), self.ids, str(model.path))
         patched.weights.close()
         self.judged[side.label] = found
         self.levels.evidence += found.evidence
@@ -347,7 +347,7 @@ class Walk:
                 f"{side.label}: no point of it can be compared with {model.path.name}"
             )
         views = found.examined.before.views
-        self.levels.not_checked += rounding_hides(
+        self.levels.not_checked += hidden_by_rounding(
             side.label,
             [(view.tolerance, view.recorded.dtype) for view in views.values()
              if view.recorded is not None and view.residual is not None],
@@ -367,37 +367,42 @@ class Walk:
         for side, other in ((self.a, self.b), (self.b, self.a)):
             if side.label in self.traces or side.model is None:
                 continue
-            known = instances(side.model.spec.block, side.model.hyper, side.model.roles)
+            known = point_instances(side.model.spec.block, side.model.hyper, side.model.roles)
             there = self.traces.get(other.label)
             wanted = [key for key in (known if there is None else there.records) if key in known]
             self._taken(
-                side, trace_of(side, self.ids, self.stack, None, wanted or ["logits"], self.memory)
+                side,
+                trace_side(side, self.ids, self.stack, None, wanted or ["logits"], self.memory),
             )
         if len(self.traces) < 2:
             return
         a, b = self.traces["A"], self.traces["B"]
         # A is right by agreement, or the model that a trace is held to.
         reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
-        pairs = direct.compared(a, b, moe, reference)
+        pairs = direct.compare_points(a, b, moe, reference)
         token = first_token(pairs, *((b, a) if reference == "A" else (a, b)))
         if token is not None:
             self.first = token
             self.say("forward", token.says, token.key, number=token.rel_l2)
         self._paired(pairs)
-        self.levels.evidence += observations(a, b, "MODEL" if model is None else str(model.path))
+        self.levels.evidence += differing_statistics(
+            a, b, "MODEL" if model is None else str(model.path)
+        )
         compared = sum(pair.rel_l2 is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
-        self.levels.reason = self.levels.reason or direct.no_row_in_common(pairs, a, b)
+        self.levels.reason = self.levels.reason or direct.no_common_row_sentence(pairs, a, b)
         for pair in pairs:
             if pair.why:
                 self.levels.not_checked.append(f"{pair.key}: {pair.why}")
         if not self.judged:
-            self.levels.not_checked += direct.joined(a, b)
-            self.levels.not_checked += rounding_hides("A and B", direct.bounds(pairs, a, b))
+            self.levels.not_checked += direct.joined_stage_sentences(a, b)
+            self.levels.not_checked += hidden_by_rounding(
+                "A and B", direct.point_tolerances(pairs, a, b)
+            )
         if self.a.kind == self.b.kind == "trace":
-            self.rows_apart = direct.other_rows(pairs)
+            self.rows_apart = direct.partial_rows_finding(pairs)
         if not self.judged and not self._two_models():
-            finding = direct.by_signature(pairs, a, b)
+            finding = direct.signature_finding(pairs, a, b)
             if finding is not None:
                 self.levels.findings.append(finding)
                 if not finding.confirmed:
@@ -409,7 +414,7 @@ class Walk:
     def _paired(self, pairs: Sequence[PointDiff]) -> None:
         """Store the points of both sides; add evidence for NaN and infinities on both."""
         self.pairs = pairs
-        self.levels.evidence += direct.both_sides(pairs)
+        self.levels.evidence += direct.nonfinite_on_both_sides(pairs)
         self.points = point_rows(pairs, {k: v.examined.before for k, v in self.judged.items()})
 
     # --- conclusion -------------------------------------------------------------------------
@@ -418,7 +423,7 @@ class Walk:
         """Join both sides' findings without the common ones; without findings, judge rounding."""
         levels = self.levels
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
-        shared = common(a, b)
+        shared = shared_findings(a, b)
         for finding in shared:
             self.say("forward", f"both sides depart from the model alike: {finding.says}",
                      *finding.where[:4])  # fmt: skip
@@ -432,17 +437,17 @@ class Walk:
         apart = self.rows_apart
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
             levels.findings.append(apart)
-        levels.evidence += conclude.spikes(self.points)
+        levels.evidence += conclude.largest_gains(self.points)
         if self.judged and self.pair is None and levels.findings and not unlike:
             passes = [found.examined.after for found in self.judged.values()]
             levels.complete = not any(made.flagged for made in passes)
-        broken = direct.not_finite(self.pairs)
+        broken = direct.nonfinite_finding(self.pairs)
         if broken is not None and not any(row.verdict == "bug" for row in levels.findings):
             levels.findings.append(broken)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
             return
         guess = next((made.examined.supposed for made in self.judged.values()), "")
-        rounded = conclude.rounding(self.points, levels.findings, levels.evidence, guess)
+        rounded = conclude.rounding_finding(self.points, levels.findings, levels.evidence, guess)
         if rounded is not None:
             levels.findings.append(rounded)
 
@@ -459,7 +464,8 @@ class Walk:
         return ""
 
 
-def _entry(value: Any) -> str:
+def _entry_text(value: Any) -> str:
+    """Return a value of the evidence as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {text}" for key, text in value.items())
     if isinstance(value, (list, tuple)):

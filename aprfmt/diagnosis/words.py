@@ -6,7 +6,7 @@ from aprfmt.compare.short_answer import PLACES, Line, short_answer
 from aprfmt.diagnosis.found import Diagnosis
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NAMED
-from aprfmt.model.ledger import listed_items
+from aprfmt.model.ledger import items_clause
 
 MOST = 24  # lines under a title; JSON has all
 
@@ -17,7 +17,7 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
     lead = result.lead is not None and not result.reason
     causes = result.causes if lead else [row.named(result.stored) for row in shown]
     rows = [row for row in result.pronounced.not_compared if row.state != "equal"]
-    open_items = [listed_items(rows).removeprefix("; not compared: ")] if rows else []
+    open_items = [items_clause(rows).removeprefix("; not compared: ")] if rows else []
     # Rounding is judged by the values, all of them: no pass over them is owed.
     unrun = () if result.kind in ("same", "precision") else result.coverage.not_reached
     return short_answer(
@@ -37,13 +37,13 @@ def _said(result: Diagnosis) -> bool:
     return result.lead is not None and result.lead.says in result.reason
 
 
-def causes(result: Diagnosis) -> Iterator[tuple[str, str]]:
+def cause_lines(result: Diagnosis) -> Iterator[tuple[str, str]]:
     """Yield (line, style) of every finding: its places, and what is left without it."""
     for finding in result.findings:
-        yield from _cause(finding, finding is result.lead)
+        yield from _finding_lines(finding, finding is result.lead)
 
 
-def _cause(finding: Finding, lead: bool) -> Iterator[tuple[str, str]]:
+def _finding_lines(finding: Finding, lead: bool) -> Iterator[tuple[str, str]]:
     """Yield a finding's lines; the first line has said already what the lead says."""
     side = f" in {finding.side}" if finding.side else ""
     name = finding.cause or "unknown cause"
@@ -64,7 +64,7 @@ def _cause(finding: Finding, lead: bool) -> Iterator[tuple[str, str]]:
         yield f"      KL of the next token: {finding.kl_before:.3g} nats before, {after} after", ""
 
 
-def listed(title: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
+def titled_lines(title: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield rows under a title; those that differ in places and numbers only are one line."""
     lines: dict[str, list[str]] = {}
     for text in dict.fromkeys(rows):
@@ -78,25 +78,25 @@ def listed(title: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield f"  ... {len(lines) - MOST} more (--json)", "dim"
 
 
-def evidence(result: Diagnosis) -> Iterator[tuple[str, str]]:
+def evidence_lines(result: Diagnosis) -> Iterator[tuple[str, str]]:
     """Yield the evidence, in the order in which it was looked at."""
-    yield from listed("evidence", [f"{row.level:8}  {row.says}" for row in result.evidence])
+    yield from titled_lines("evidence", [f"{row.level:8}  {row.says}" for row in result.evidence])
 
 
-def coverage(result: Diagnosis) -> Iterator[tuple[str, str]]:
+def coverage_lines(result: Diagnosis) -> Iterator[tuple[str, str]]:
     """Yield what was run, compared and not reached, and the next steps."""
     seen = result.coverage
-    yield from listed("run", seen.run)
-    yield from listed("compared, not run", seen.compared)
-    yield from listed("not reached", seen.not_reached)
-    yield from listed("checked", result.checked)
-    yield from listed("not checked", result.not_checked)
-    yield from listed("next", result.next)
+    yield from titled_lines("run", seen.run)
+    yield from titled_lines("compared, not run", seen.compared)
+    yield from titled_lines("not reached", seen.not_reached)
+    yield from titled_lines("checked", result.checked)
+    yield from titled_lines("not checked", result.not_checked)
+    yield from titled_lines("next", result.next)
 
 
-def text(result: Diagnosis) -> str:
+def report_text(result: Diagnosis) -> str:
     """Return the whole report without the table of points."""
     lines = [result.sentence]
-    for part in (causes, evidence, coverage):
+    for part in (cause_lines, evidence_lines, coverage_lines):
         lines += [line for line, _ in part(result)]
     return "\n".join(lines)

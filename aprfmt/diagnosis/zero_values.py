@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from aprfmt.diagnosis.direct import NO_POINT, place_of
+from aprfmt.diagnosis.direct import NO_POINT, execution_order
 from aprfmt.errors import AprfmtError
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.measure.tolerances import DISCRETE, SMALLEST_BUG
 from aprfmt.measure.trace_view import TraceLike
 from aprfmt.model import Model
@@ -14,11 +14,11 @@ from aprfmt.model import Model
 WINDOW = 1 << 20  # elements looked at together
 
 
-def blank_trace(trace: TraceLike) -> int:
+def zero_points_of_trace(trace: TraceLike) -> int:
     """Return the number of points of a trace if all its values are zero, else 0."""
     count = 0
     for key, record in trace.records.items():
-        if record.point in DISCRETE or place_of(key) == NO_POINT:
+        if record.point in DISCRETE or execution_order(key) == NO_POINT:
             continue
         values = trace.values(key)
         if values is None or not values.size:
@@ -29,18 +29,19 @@ def blank_trace(trace: TraceLike) -> int:
     return count
 
 
-def blank_model(model: Model) -> int:
+def zero_tensors_of_model(model: Model) -> int:
     """Return the number of tensors of a model if all their values are zero, else 0."""
     for tensor in model.values():
         try:
-            if _any(Reader(tensor)):
+            if _has_nonzero(RowReader(tensor)):
                 return 0
         except AprfmtError:
             return 0  # comparing reports tensors that cannot be read
     return len(model)
 
 
-def _any(reader: Reader) -> bool:
+def _has_nonzero(reader: RowReader) -> bool:
+    """Return whether a tensor has a value other than zero."""
     step = max(1, WINDOW // max(1, reader.columns))
     try:
         return any(
@@ -51,7 +52,7 @@ def _any(reader: Reader) -> bool:
         reader.drop()
 
 
-def rounding_hides(label: str, bounds: Iterable[tuple[float, str]]) -> Iterator[str]:
+def hidden_by_rounding(label: str, bounds: Iterable[tuple[float, str]]) -> Iterator[str]:
     """Yield sentences about distances too small to judge, from (tolerance, dtype) of the points."""
     found: dict[str, list[float]] = {}
     for bound, dtype in bounds:

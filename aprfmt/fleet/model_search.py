@@ -21,12 +21,12 @@ from aprfmt.model.hf_folder import (
     PICKLED_INDEX,
     TEXT_FILES,
     WEIGHTS,
-    candidates,
-    in_hub_cache,
+    hub_cache_snapshot,
+    model_candidates,
     pickled_weights,
     read_text,
 )
-from aprfmt.model.missing_path import missing_path
+from aprfmt.model.missing_path import missing_path_message
 from aprfmt.remote.paths import RemotePath, can_list, is_remote, parse_location
 
 ENDS = 64 << 10  # bytes of the beginning and of the end that an identity is made of
@@ -93,9 +93,9 @@ def _root(root: str) -> Path:
     path = parse_location(root)
     if is_remote(path) or path.exists():
         return path
-    cached = in_hub_cache(root)
+    cached = hub_cache_snapshot(root)
     if cached is None:
-        raise UsageError(missing_path(path))
+        raise UsageError(missing_path_message(path))
     return cached
 
 
@@ -147,7 +147,7 @@ def models_in_folder(folder: Path) -> list[Path]:
     """
     whole = next((name for name in (INDEX, WEIGHTS) if (folder / name).is_file()), None)
     own = {WEIGHTS, INDEX} if whole == WEIGHTS else {WEIGHTS, INDEX, *_indexed(folder)}
-    files = [path for path in candidates(folder) if whole is None or path.name not in own]
+    files = [path for path in model_candidates(folder) if whole is None or path.name not in own]
     if whole is None and len(files) == 1 and files[0].suffix == ".safetensors":
         return [folder] if (folder / "config.json").is_file() else files
     if whole is None and not files:
@@ -205,7 +205,9 @@ def model_files(path: Path) -> Sequence[Path]:
     if path.is_dir():
         names = {WEIGHTS, INDEX, *_indexed(path), *TEXT_FILES}
         names |= (
-            {file.name for file in candidates(path)} if not (path / WEIGHTS).is_file() else set()
+            {file.name for file in model_candidates(path)}
+            if not (path / WEIGHTS).is_file()
+            else set()
         )
         if not any((path / name).is_file() for name in (INDEX, WEIGHTS)):
             names |= {PICKLED, PICKLED_INDEX, *_indexed(path, PICKLED_INDEX)}

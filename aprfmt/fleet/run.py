@@ -16,7 +16,7 @@ from aprfmt.fleet.results import Results, check_parquet, read_rows
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 from aprfmt.remote.traffic import TRAFFIC
 
 UnitProgress = Callable[[int, int], None]  # units done, units in all
@@ -90,7 +90,7 @@ class ScanReport(Tabular):
             f"{counts['FAIL']} failed, {counts['NOT_RUN']} not run, {counts[ERROR]} errors"
         )
         ran = {"answers": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
-        words = Words("PASS", "FAIL", "NOT-RUN")
+        words = VerdictWords("PASS", "FAIL", "NOT-RUN")
         return pronounce(words, Compared(bool(counts["FAIL"]), ran, left, scope=scope))
 
     def table_rows(self) -> Sequence[Row]:

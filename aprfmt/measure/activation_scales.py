@@ -14,12 +14,12 @@ from aprfmt.model.ledger import NotCompared, State
 from aprfmt.tensors.view import View
 
 
-def input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
+def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
     """Yield the scales of activations that differ beside packed weights, or are on one side."""
     for pair in pairs:
         if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
             continue
-        a, b = _scales(pair.a), _scales(pair.b)
+        a, b = _input_scale_bytes(pair.a), _input_scale_bytes(pair.b)
         for name in dict.fromkeys((*a, *b)):
             if a.get(name) == b.get(name):
                 continue
@@ -34,17 +34,17 @@ def input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
             )
 
 
-def refuse_inputs(view: View) -> None:
+def check_input_scales(view: View) -> None:
     """Raise CodecError, with the tensor, for a scale of activations that is no number for one."""
-    _each_named(view, lambda stored: check_inputs(stored.parts))
+    _check_each_tensor(view, lambda stored: check_inputs(stored.parts))
 
 
-def refuse_packed(view: View) -> None:
+def check_packed_parts(view: View) -> None:
     """Raise CodecError, with the tensor, for a packed weight whose parts do not fit its claim."""
-    _each_named(view, lambda stored: stored.packed and stored.packed().laid_out())
+    _check_each_tensor(view, lambda stored: stored.packed and stored.packed().laid_out())
 
 
-def _each_named(view: View, check: Callable[[LazyTensor], object]) -> None:
+def _check_each_tensor(view: View, check: Callable[[LazyTensor], object]) -> None:
     """Check every stored tensor of a view; a CodecError then begins with its name."""
     for stored in view.stored:
         try:
@@ -53,7 +53,7 @@ def _each_named(view: View, check: Callable[[LazyTensor], object]) -> None:
             raise CodecError(f"{stored.info.name}: {error}") from error
 
 
-def _scales(view: View) -> dict[str, bytes]:
+def _input_scale_bytes(view: View) -> dict[str, bytes]:
     """Return the bytes of the scales of activations of all tensors that a view joins."""
     return {
         f"{number}{suffix.lstrip('._')}": bytes(part.raw())

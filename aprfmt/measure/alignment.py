@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from aprfmt.errors import ArchError
 from aprfmt.measure.records import SideRelation
 from aprfmt.model import Model
-from aprfmt.model.relations import between
-from aprfmt.model.renames import Rename, rule_between
+from aprfmt.model.relations import relation_to_names
+from aprfmt.model.renames import Rename, prefix_rule_between
 from aprfmt.model.towers import has_towers, tower_name
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
@@ -62,7 +62,7 @@ class TensorPair:
         return tuple(dict.fromkeys(names))
 
 
-def in_turn(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPair]]:
+def numbered_pairs(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPair]]:
     """Yield every pair with its number from 1; the next ones are announced.
 
     Each is announced when it comes near, and again when it is next: a read elsewhere made the file
@@ -99,24 +99,24 @@ def align(a: Model, b: Model) -> Alignment:
     try:
         roles_a, roles_b = a.roles, b.roles
     except ArchError as error:
-        pairs, between = _by_name(a, b, tuple(a), tuple(b))
-        related = (*_relations(a, b), *between)
+        pairs, between = _pair_by_name(a, b, tuple(a), tuple(b))
+        related = (*_one_sided_relations(a, b), *between)
         return Alignment(tuple(pairs), False, (f"paired by stored name: {error}",), related)
     pairs = []
     for key in dict.fromkeys((*roles_a, *roles_b)):
         pairs.append(TensorPair(key, roles_a.get(key), roles_b.get(key)))
-    pairs = [_tied(pair, a, b) for pair in pairs]
-    pairs, mislabelled = _as_stored(pairs, a, b)
-    more, between = _by_name(a, b, _unclaimed(a), _unclaimed(b))
+    pairs = [_pair_tied_head(pair, a, b) for pair in pairs]
+    pairs, mislabelled = _with_stored_shapes(pairs, a, b)
+    more, between = _pair_by_name(a, b, _tensors_without_role(a), _tensors_without_role(b))
     related = tuple(
         one
-        for one in _relations(a, b)
+        for one in _one_sided_relations(a, b)
         if one.relation.kind != "axes" or one.side not in mislabelled
     )
     return Alignment((*pairs, *more), True, (), (*related, *between))
 
 
-def _as_stored(
+def _with_stored_shapes(
     pairs: list[TensorPair], a: Model, b: Model
 ) -> tuple[list[TensorPair], frozenset[str]]:
     """Return the pairs with a side's turned weights as stored where only their shapes are turned.
@@ -128,22 +128,23 @@ def _as_stored(
     for side, model in (("a", a), ("b", b)):
         names = {n for one in model.relations if one.kind == "axes" for n in one.where}
         mine = [p for p in pairs if (v := getattr(p, side)) is not None and names & {*v.names}]
-        if not mine or not _same_bytes(mine[0]):
+        if not mine or not _is_same_tensor(mine[0]):
             continue
         found.add(side)
         plain = {pair.key: model[getattr(pair, side).names[0]] for pair in mine}
         pairs = [
-            _with_side(pair, side, plain[pair.key]) if pair.key in plain else pair for pair in pairs
+            _replace_side(pair, side, plain[pair.key]) if pair.key in plain else pair
+            for pair in pairs
         ]
     return pairs, frozenset(found)
 
 
-def _with_side(pair: TensorPair, side: str, view: View) -> TensorPair:
+def _replace_side(pair: TensorPair, side: str, view: View) -> TensorPair:
     """Return a pair with another view of one side."""
     return replace(pair, a=view) if side == "a" else replace(pair, b=view)
 
 
-def _same_bytes(pair: TensorPair) -> bool:
+def _is_same_tensor(pair: TensorPair) -> bool:
     """Say whether both sides of a pair are one stored tensor of the same bytes."""
     sides = [side for side in (pair.a, pair.b) if side is not None and len(side.stored) == 1]
     if len(sides) != 2 or any(side.stored[0].parts for side in sides):
@@ -152,21 +153,21 @@ def _same_bytes(pair: TensorPair) -> bool:
     return one.info.nbytes == other.info.nbytes and one.raw() == other.raw()
 
 
-def _by_name(
+def _pair_by_name(
     a: Model, b: Model, names_a: Sequence[str], names_b: Sequence[str]
 ) -> tuple[list[TensorPair], tuple[SideRelation, ...]]:
     """Pair tensors by the names they are read under, a tower's in either of its two layouts.
 
     Where nearly all names of both sides differ by one prefix, they are paired without it.
     """
-    here, there = _read_names(a, names_a), _read_names(b, names_b)
+    here, there = _names_for_pairing(a, names_a), _names_for_pairing(b, names_b)
     alone = [name for name in there if name not in here]
-    rule = rule_between(alone, [name for name in here if name not in there])
+    rule = prefix_rule_between(alone, [name for name in here if name not in there])
     found: tuple[SideRelation, ...] = ()
     if rule is not None:
         apply = rule.function
         there = {apply(name) if name in alone else name: stored for name, stored in there.items()}
-        found = (SideRelation("b", between(b.path, alone, rule, len(b))),)
+        found = (SideRelation("b", relation_to_names(b.path, alone, rule, len(b))),)
     pairs = []
     for name in dict.fromkeys((*here, *there)):
         mine, other = here.get(name), there.get(name)
@@ -177,9 +178,9 @@ def _by_name(
     return pairs, found
 
 
-def _read_names(model: Model, names: Sequence[str]) -> dict[str, str]:
+def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
     """Return the names that tensors of no role are paired by -> as stored."""
-    rules = [rule.function for rule in _rules(model)]
+    rules = [rule.function for rule in _rename_rules(model)]
     found: dict[str, str] = {}
     for stored in names:
         name = stored
@@ -191,11 +192,12 @@ def _read_names(model: Model, names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _rules(model: Model) -> Sequence[Rename]:
+def _rename_rules(model: Model) -> Sequence[Rename]:
+    """Return the renames under which a model is read."""
     return tuple(rule for relation in model.relations for rule in relation.rules)
 
 
-def _relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
+def _one_sided_relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
     """Return the relations under which one side is read and the other is not."""
     same = {(one.kind, one.rules, one.where) for one in a.relations}
     same &= {(one.kind, one.rules, one.where) for one in b.relations}
@@ -207,7 +209,7 @@ def _relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
     )
 
 
-def _tied(pair: TensorPair, a: Model, b: Model) -> TensorPair:
+def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:
     """Pair a head stored on one side only with the other side's tied embedding."""
     if pair.key != "output.weight" or (pair.a is None) == (pair.b is None):
         return pair
@@ -219,7 +221,7 @@ def _tied(pair: TensorPair, a: Model, b: Model) -> TensorPair:
     return pair
 
 
-def _unclaimed(model: Model) -> Sequence[str]:
+def _tensors_without_role(model: Model) -> Sequence[str]:
     """Return stored tensors of no role, less those that only restate hyperparameters."""
     derived = {row.name(model.style or "") for row in model.spec.derived}
     return [name for name in model.resolution.unbound if name not in derived]

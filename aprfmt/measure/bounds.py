@@ -128,7 +128,7 @@ class Fit:
         )
 
 
-def fit(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
+def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     """Return the errors of a copy `y` of `x` (both [..., columns]), whose lattice is given."""
     columns = x.shape[-1] if x.ndim > 1 else x.size
     x, y = (np.asarray(v, np.float64).reshape(-1, columns) for v in (x, y))
@@ -149,7 +149,7 @@ def fit(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     usual = min(float((apart**2).sum()), 0.25 * float((step[inner] ** 2).sum()))
     # Of what is not an end of its group: in small groups the ends hold most of the norm.
     relative = usual / copied if copied else 0.0
-    mean, rms = _runs(finite)
+    mean, rms = _worst_runs(finite)
     return Fit(
         x.size,
         float((size <= NEAR).mean()),
@@ -166,7 +166,7 @@ def fit(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     )
 
 
-def _runs(error: "Array") -> tuple[float, float]:
+def _worst_runs(error: "Array") -> tuple[float, float]:
     """Return the largest mean and root mean square of RUN neighbours of a row."""
     whole = error.shape[1] // RUN * RUN
     if not whole or not error.size:

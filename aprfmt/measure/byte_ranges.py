@@ -1,16 +1,16 @@
 """Where bytes of a tensor are: rows, experts, the offset in the file and its alignment."""
 
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 
 ALIGNED = (1 << 16, 4096, 512, 64)  # bytes of what disks, systems and loaders read at a time
 
 
-def alignment(start: int, stop: int) -> int:
+def common_alignment(start: int, stop: int) -> int:
     """Return the largest of ALIGNED that divides both ends of a range, 0 if none does."""
     return next((size for size in ALIGNED if start % size == 0 and stop % size == 0), 0)
 
 
-def in_file(side: Reader, start: int, stop: int) -> tuple[str, int, int] | None:
+def range_in_file(side: RowReader, start: int, stop: int) -> tuple[str, int, int] | None:
     """Return the stored name and the range in the file; None if the bytes stand in several runs."""
     first, begin = side.bytes.locate(start)
     last, end = side.bytes.locate(stop - 1)
@@ -20,21 +20,21 @@ def in_file(side: Reader, start: int, stop: int) -> tuple[str, int, int] | None:
     return first.info.name, offset + begin, offset + end + 1
 
 
-def told(side: Reader, start: int, stop: int) -> str:
+def range_text(side: RowReader, start: int, stop: int) -> str:
     """Return a range of bytes of the logical tensor in words: where in the file, which rows."""
-    found = in_file(side, start, stop)
+    found = range_in_file(side, start, stop)
     if found is None:
         where = f"bytes {start} to {stop - 1} of {side.name}"
     else:
         name, begin, end = found
-        even = alignment(begin, end)
+        even = common_alignment(begin, end)
         inside = begin - side.bytes.locate(start)[0].info.offset
         where = f"bytes {begin:#x} to {end - 1:#x} of the file, in {name} at +{inside:#x}"
         where += f", {end - begin} bytes" + (f", aligned to {even}" if even else "")
-    return where + units(side, start, stop)
+    return where + units_text(side, start, stop)
 
 
-def units(side: Reader, start: int, stop: int) -> str:
+def units_text(side: RowReader, start: int, stop: int) -> str:
     """Return the rows a range touches, or the experts it is; "" for a vector."""
     size = side.row_bytes
     if side.columns == 1 or not size:
@@ -42,12 +42,12 @@ def units(side: Reader, start: int, stop: int) -> str:
     if len(side.shape) == 3:
         one = size * side.shape[1]
         if start % one == 0 and stop % one == 0:
-            return f": {numbered('expert', start // one, stop // one)}"
+            return f": {numbered_text('expert', start // one, stop // one)}"
     exact = start % size == 0 and stop % size == 0
-    rows = numbered("row", start // size, -(-stop // size))
+    rows = numbered_text("row", start // size, -(-stop // size))
     return f": {rows}" if exact else f": in {rows}"
 
 
-def numbered(one: str, start: int, stop: int) -> str:
+def numbered_text(one: str, start: int, stop: int) -> str:
     """Return `row 3` or `rows 3-9`."""
     return f"{one} {start}" if stop - start == 1 else f"{one}s {start}-{stop - 1}"

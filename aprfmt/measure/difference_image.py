@@ -8,9 +8,9 @@ import numpy as np
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.numbers import wide
-from aprfmt.measure.records import Image, TensorDiff
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.records import DifferenceImage, TensorDiff
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ ROWS, COLUMNS = 64, 96  # cells of an image at most
 WINDOW = 1 << 20  # elements decoded at a time
 
 
-def image_of(a: View, b: View, key: str) -> Image | None:
+def image_of(a: View, b: View, key: str) -> DifferenceImage | None:
     """Return the image of a pair of one shape, None for an empty one.
 
     A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite
     where one side alone is not finite. A vector is wrapped into rows. Where an encoding has blocks,
     a cell holds whole blocks or an equal share of one.
     """
-    left, right = Reader(a), Reader(b)
+    left, right = RowReader(a), RowReader(b)
     if a.shape != b.shape or not left.size:
         return None
     rows, columns = left.rows, left.columns
@@ -37,7 +37,7 @@ def image_of(a: View, b: View, key: str) -> Image | None:
     block = max(encoding_row(side.encoding.split("+")[0]).block_size for side in (left, right))
     width = -(-columns // COLUMNS)
     if left.columns > 1 and block > 1 and columns % block == 0:
-        width = _fitting(width, block)
+        width = _fitting_width(width, block)
     height = -(-rows // ROWS)
     across, down = -(-columns // width), -(-rows // height)
     sums, norm = np.zeros((down, across)), 0.0
@@ -46,8 +46,8 @@ def image_of(a: View, b: View, key: str) -> Image | None:
     step = max(1, WINDOW // max(1, columns * height)) * height
     for start in range(0, rows, step):
         stop = min(rows, start + step)
-        x, y = (_window(side, start, stop, columns) for side in (left, right))
-        x, y = wide(x), wide(y)
+        x, y = (_row_window(side, start, stop, columns) for side in (left, right))
+        x, y = to_float64(x), to_float64(y)
         same = (x == y) | (np.isnan(x) & np.isnan(y))
         finite = np.isfinite(x) & np.isfinite(y)
         x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
@@ -56,7 +56,7 @@ def image_of(a: View, b: View, key: str) -> Image | None:
         norm += float(of_x.sum())
         at = start // height
         for into, part in ((sums, square), (of_a, of_x), (of_b, of_y), (wild, ~same & ~finite)):
-            part_cells = _cells(part, height, width, across)
+            part_cells = _sum_cells(part, height, width, across)
             into[at : at + len(part_cells)] = into[at : at + len(part_cells)] + part_cells
     size = (norm / left.size) ** 0.5 or 1.0
     found = np.sqrt(sums / (height * width)) / size
@@ -65,17 +65,17 @@ def image_of(a: View, b: View, key: str) -> Image | None:
     right.drop()
     grids = (found, *(np.sqrt(each / (height * width)) for each in (of_a, of_b)))
     cells, own, others = (tuple(map(tuple, grid.tolist())) for grid in grids)
-    return Image(key, rows, columns, height, width, cells, own, others)
+    return DifferenceImage(key, rows, columns, height, width, cells, own, others)
 
 
-def _fitting(width: int, block: int) -> int:
+def _fitting_width(width: int, block: int) -> int:
     """Return the smallest width from `width` on that is a multiple or a divisor of a block."""
     if width >= block:
         return -(-width // block) * block
     return next(w for w in range(width, block + 1) if block % w == 0)
 
 
-def _window(side: Reader, start: int, stop: int, columns: int) -> "Array":
+def _row_window(side: RowReader, start: int, stop: int, columns: int) -> "Array":
     """Return rows [start, stop) of the image's [rows, columns], a vector's end padded with 0."""
     if side.columns > 1 or columns == 1:
         return side.take(np.arange(start, stop))
@@ -85,7 +85,7 @@ def _window(side: Reader, start: int, stop: int, columns: int) -> "Array":
     return flat.reshape(stop - start, columns)
 
 
-def _cells(values: "Array", height: int, width: int, across: int) -> "Array":
+def _sum_cells(values: "Array", height: int, width: int, across: int) -> "Array":
     """Sum [n, columns] over cells of [height, width], the last ones padded with 0."""
     down = -(-values.shape[0] // height)
     padded = np.zeros((down * height, across * width), values.dtype)
@@ -94,9 +94,9 @@ def _cells(values: "Array", height: int, width: int, across: int) -> "Array":
     return sums
 
 
-def images(
+def difference_images(
     pairs: Sequence[TensorPair], tensors: Sequence[TensorDiff], count: int
-) -> tuple[Image, ...]:
+) -> tuple[DifferenceImage, ...]:
     """Return images of the worst tensors that differ, one of each finding before a second."""
     order = sorted(
         (row for row in tensors if row.verdict in ("DIFFERENT", "WITHIN")),

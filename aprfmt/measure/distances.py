@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aprfmt.measure.nonfinite import Census, NonFinite, alike
+from aprfmt.measure.nonfinite import Census, NonFinite, equal_or_both_nan
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class PointDistance:
     """Distances of two values of a point: over what is finite, infinite where one side is not.
 
     `finite` is the relative distance of all that is finite on both sides.
@@ -31,9 +31,9 @@ class Apart:
     nonfinite: NonFinite | None
 
 
-def measure(
+def measure_values(
     x: "Array", y: "Array", chosen: "Array", places: "Array", shape: tuple[int, ...]
-) -> Apart:
+) -> PointDistance:
     """Measure flat float64 values; y is the reference.
 
     Those count that are `chosen` (bool, one each), which stand at `places`.
@@ -42,7 +42,7 @@ def measure(
     with np.errstate(invalid="ignore", over="ignore"):
         odd.add(np.where(chosen, x, 0.0), np.where(chosen, y, 0.0))
         x, y = x[places], y[places]
-        same = alike(x, y)
+        same = equal_or_both_nan(x, y)
         finite = np.isfinite(x) & np.isfinite(y)
         delta = np.where(same, 0.0, np.where(finite, np.abs(x - y), np.inf))
         norm = float(np.sqrt(np.sum(np.where(finite, y, 0.0) ** 2)))
@@ -51,9 +51,9 @@ def measure(
     at = int(np.argmax(delta)) if delta.size else 0
     largest = float(delta[at]) if delta.size else 0.0
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), shape)) if x.size else None
-    return Apart(
-        share(distance, norm),
-        share(rest, norm),
+    return PointDistance(
+        relative_share(distance, norm),
+        relative_share(rest, norm),
         largest,
         index,
         norm / float(np.sqrt(max(y.size, 1))),
@@ -76,14 +76,14 @@ def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
     x, y = (np.asarray(values, np.float64).reshape(-1) for values in (actual, reference))
     if x.size != y.size:
         return math.inf
-    same = alike(x, y)
+    same = equal_or_both_nan(x, y)
     if not (same | (np.isfinite(x) & np.isfinite(y))).all():
         return math.inf
     norm = float(norms.exact_norm(np.where(np.isfinite(y), y, 0.0)))
-    return share(norms.exact_norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)), norm)
+    return relative_share(norms.exact_norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)), norm)
 
 
-def share(distance: float, norm: float) -> float:
+def relative_share(distance: float, norm: float) -> float:
     """Return distance / norm: 0 where nothing differs, infinite of nothing and beyond float64."""
     if distance == 0:
         return 0.0

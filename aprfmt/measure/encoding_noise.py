@@ -18,7 +18,7 @@ UNIT = {
 }  # fmt: skip
 
 
-def noise_of(encoding: str) -> float:
+def storage_noise(encoding: str) -> float:
     """Return the largest relative L2 error of storing values in an encoding.
 
     For quantized encodings it is the measured error of heavy-tailed weights, with slack; without a
@@ -38,7 +38,7 @@ def noise_of(encoding: str) -> float:
     return worst
 
 
-def noise(a: str, b: str, *, moved: bool = True) -> float:
+def pair_noise(a: str, b: str, *, moved: bool = True) -> float:
     """Return the distance up to which values of two encodings count as equal.
 
     `moved` values keep their bits, so values of the same encoding must be exactly equal; computed
@@ -46,7 +46,7 @@ def noise(a: str, b: str, *, moved: bool = True) -> float:
     """
     if a == b and moved:
         return 0.0
-    return float((noise_of(a) ** 2 + noise_of(b) ** 2) ** 0.5)
+    return float((storage_noise(a) ** 2 + storage_noise(b) ** 2) ** 0.5)
 
 
 # Exponent of the smallest step of a float type: below its normal numbers steps stay this wide.

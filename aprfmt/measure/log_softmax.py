@@ -33,7 +33,7 @@ def is_log_softmax(values: NDArray[np.generic]) -> bool:
     return True
 
 
-def moved_onto(
+def shift_logits_onto(
     logits: NDArray[np.generic], log_probabilities: NDArray[np.generic]
 ) -> NDArray[np.float64]:
     """Return rows of logits, each moved by a constant to the mean of its log-probabilities.

@@ -16,7 +16,7 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
 from aprfmt.model.hf_folder import WEIGHTS
-from aprfmt.model.relations import entry
+from aprfmt.model.relations import opening_path
 from aprfmt.quantizing.mixture import SCHEMES
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def in_own_names(says: str, keys: Sequence[str], stored: Mapping[str, Sequence[s
 
     A place of several tensors stays as it is: it says layers, not names.
     """
-    if len(keys) == 1 and says.startswith(f"{named(keys)} - "):
-        says = keys[0] + says.removeprefix(named(keys))
+    if len(keys) == 1 and says.startswith(f"{short_keys(keys)} - "):
+        says = keys[0] + says.removeprefix(short_keys(keys))
     for key in sorted(keys, key=len, reverse=True):
         own = stored.get(key, ())
         if len(own) == 1 and own[0] != key and own[0] not in says:
@@ -145,7 +145,7 @@ def in_own_names(says: str, keys: Sequence[str], stored: Mapping[str, Sequence[s
     return says
 
 
-def named(keys: Iterable[str]) -> str:
+def short_keys(keys: Iterable[str]) -> str:
     """Return keys in short form: each role with its layers as ranges."""
     roles: dict[str, list[int | None]] = {}
     for key in keys:
@@ -154,13 +154,18 @@ def named(keys: Iterable[str]) -> str:
     said = []
     for role, layers in roles.items():
         numbers = sorted(layer for layer in layers if layer is not None)
-        at = f" in layer{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}" if numbers else ""
+        at = (
+            f" in layer{'s' if len(numbers) > 1 else ''} {_number_ranges(numbers)}"
+            if numbers
+            else ""
+        )
         said.append(role + at)
     shown = ", ".join(said[:4])
     return shown if len(said) <= 4 else f"{shown} and {len(said) - 4} more roles"
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def _number_ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as ranges: `0-2, 5`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -170,7 +175,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
 
 
-def fixed_name(path: Path) -> str:
+def mended_name(path: Path) -> str:
     """Return the name of a mended copy, as a word of a command."""
     stem = path.stem if path.suffix and not path.is_dir() else path.name
     suffix = "" if path.is_dir() else path.suffix
@@ -187,7 +192,9 @@ MISLABELLED = frozenset({"dtype_mislabel"})
 TRAINED = frozenset({"derived", "lora_merge"})
 
 
-def written_anew(cause: str, confirmed: bool, values: Mapping[str, Any] | None = None) -> bool:
+def is_mended_by_rewriting(
+    cause: str, confirmed: bool, values: Mapping[str, Any] | None = None
+) -> bool:
     """Return whether a stored tensor with this cause is mended by writing B anew from A.
 
     Of a cause that was only located nobody knows that, unless B's bytes are damaged: then A alone
@@ -198,7 +205,7 @@ def written_anew(cause: str, confirmed: bool, values: Mapping[str, Any] | None =
     return confirmed or cause in LOST or (cause == "nonfinite" and whole)
 
 
-def convert_again(
+def rewrite_command(
     a: Path | str,
     b: Path | str,
     mine: Mapping[str, str],
@@ -210,15 +217,15 @@ def convert_again(
     `mine` and `theirs` are the encodings of the matrices of both by key, `file_type` is what a GGUF
     says of itself: of a mixture it names the scheme.
     """
-    words = _in_encodings(mine, theirs, file_type)
+    words = _encoding_options(mine, theirs, file_type)
     if words is None:
         return ""
     verb, *options = words
-    line = f"aprfmt {verb} {shlex.quote(str(a))} {fixed_name(Path(b))}"
+    line = f"aprfmt {verb} {shlex.quote(str(a))} {mended_name(Path(b))}"
     return " ".join([line, *options])
 
 
-def _in_encodings(
+def _encoding_options(
     mine: Mapping[str, str], theirs: Mapping[str, str], file_type: object
 ) -> list[str] | None:
     """Return verb and options that give A's matrices B's encodings; None where no command does.
@@ -233,7 +240,7 @@ def _in_encodings(
         (name,) = wished
         row = ENCODINGS.get(name)
         plain = row is not None and (bool(row.numpy) or (row.ggml is not None and not row.removed))
-        return ["convert", f"--encoding {name}"] if plain else _scheme(name)
+        return ["convert", f"--encoding {name}"] if plain else _scheme_options(name)
     schemes = [
         name
         for name, scheme in SCHEMES.items()
@@ -242,7 +249,7 @@ def _in_encodings(
     return ["quantize", f"--type {schemes[0]}"] if file_type is not None and schemes else None
 
 
-def _scheme(encoding: str) -> list[str] | None:
+def _scheme_options(encoding: str) -> list[str] | None:
     """Return verb and options of a scheme that rounds to the nearest code, without calibration."""
     held = ENCODINGS.get(encoding)
     nearest = held is not None and held.flat and encoding in SCHEMES
@@ -258,7 +265,7 @@ def matrix_encodings(model: "Model") -> dict[str, str]:
     return {key: view.encoding for key, view in roles.items() if len(view.shape) > 1}
 
 
-def own_part(cause: str, a: "Model | None", b: "Model | None") -> bool:
+def is_part_of_b_alone(cause: str, a: "Model | None", b: "Model | None") -> bool:
     """Return whether a cause speaks of a part that B alone has, such as a head of its own.
 
     A head that was trained apart comes from the table of tokens and still resembles it. One that
@@ -284,18 +291,18 @@ def _correlation(model: "Model", first: str, second: str) -> float:
     return float((x * y).sum()) / norm if norm else 0.0
 
 
-def set_values(b: Path | str, values: Sequence[str], *, in_place: bool = False) -> str:
+def set_command(b: Path | str, values: Sequence[str], *, in_place: bool = False) -> str:
     """Return the command that sets KEY=VALUE words, quoted for a shell, in a copy of B.
 
     Or `in_place`, where no copy is made because the weights do not decode as they are described.
     """
-    place = entry(Path(b))
-    target = "--in-place" if in_place else f"-o {fixed_name(place)}"
+    place = opening_path(Path(b))
+    target = "--in-place" if in_place else f"-o {mended_name(place)}"
     return f"aprfmt set {shlex.quote(str(place))} {' '.join(values)} {target}"
 
 
 def joined_sets(commands: Sequence[str]) -> str:
-    """Return commands of `set_values` for one B as one command; "" where they are not that."""
+    """Return commands of `set_command` for one B as one command; "" where they are not that."""
     parts = [re.fullmatch(r"(aprfmt set \S+) (.*) (-o \S+|--in-place)", each) for each in commands]
     found = [part.groups() for part in parts if part is not None]
     if len(found) < len(commands) or len({(begin, end) for begin, _, end in found}) != 1:
@@ -304,7 +311,7 @@ def joined_sets(commands: Sequence[str]) -> str:
     return f"{found[0][0]} {' '.join(words)} {found[0][2]}"
 
 
-def own_values(b: "Model") -> dict[str, str]:
+def contradicted_values(b: "Model") -> dict[str, str]:
     """Return KEY=VALUE of each hyperparameter of which B's own key says another than its tensors.
 
     With that key B is read as it was made. Quoted for a shell.
@@ -329,12 +336,12 @@ def own_values(b: "Model") -> dict[str, str]:
     return found
 
 
-def write_without_surplus(file: Path | str, b: Path | str) -> str:
+def surplus_command(file: Path | str, b: Path | str) -> str:
     """Return the command that writes a file of B without the bytes that belong to nothing.
 
     The file of a folder is replaced: the others of the folder belong to it.
     """
     there = Path(file)
     alone = there == Path(b) and there.name != WEIGHTS
-    target = fixed_name(there) if alone else f"{shlex.quote(str(file))} --force"
+    target = mended_name(there) if alone else f"{shlex.quote(str(file))} --force"
     return f"aprfmt repair {shlex.quote(str(file))} --partial -o {target}"

@@ -32,7 +32,9 @@ class NonFinite:
     @property
     def side(self) -> str:
         """The side that is not finite at the first element where they differ: A, B, or both."""
-        odd = [label for label, text in zip("AB", self.values, strict=True) if _odd(text)]
+        odd = [
+            label for label, text in zip("AB", self.values, strict=True) if _is_nonfinite_text(text)
+        ]
         return odd[0] if len(odd) == 1 else "A and B" if odd else ""
 
     @property
@@ -57,7 +59,8 @@ class NonFinite:
         return "; ".join(said)
 
 
-def _odd(text: str) -> bool:
+def _is_nonfinite_text(text: str) -> bool:
+    """Return whether a text is a NaN or an infinity."""
     return text in ("nan", "inf", "-inf")
 
 
@@ -80,7 +83,7 @@ class Census:
         if not bad.any():
             return
         self.a, self.b = self.a + int(bad_x.sum()), self.b + int(bad_y.sum())
-        same = bad & alike(x, y)
+        same = bad & equal_or_both_nan(x, y)
         alone = np.flatnonzero(bad & ~same)
         both = np.flatnonzero(same)
         self.alone, self.both = self.alone + alone.size, self.both + both.size
@@ -99,14 +102,14 @@ class Census:
             self.a,
             self.b,
             self.alone,
-            _index(self._at, shape),
+            _index_of(self._at, shape),
             self._values,
             self.both,
-            _index(self._both_at, shape),
+            _index_of(self._both_at, shape),
         )
 
 
-def alike(x: "Array", y: "Array") -> "Array":
+def equal_or_both_nan(x: "Array", y: "Array") -> "Array":
     """Return where two arrays hold the same: equal numbers, or NaN and NaN."""
     import numpy as np
 
@@ -114,7 +117,7 @@ def alike(x: "Array", y: "Array") -> "Array":
     return same
 
 
-def census(x: "Array", y: "Array") -> NonFinite | None:
+def count_nonfinite(x: "Array", y: "Array") -> NonFinite | None:
     """Return what is not finite in two arrays of one size, indices in the first one's shape."""
     import numpy as np
 
@@ -126,7 +129,8 @@ def census(x: "Array", y: "Array") -> NonFinite | None:
     return found.result(x.shape)
 
 
-def _index(at: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _index_of(at: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the index of a flat place in a shape, None without a place."""
     import numpy as np
 
     if at is None:

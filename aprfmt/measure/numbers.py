@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.codecs import native_kernels
-from aprfmt.measure.nonfinite import Census, alike
+from aprfmt.measure.nonfinite import Census, equal_or_both_nan
 from aprfmt.measure.records import ValueStats
 from aprfmt.tensors.norms import exact_dot
 
@@ -22,7 +22,7 @@ PIECE = 1 << 15  # elements measured at a time: their float64 arrays stay in the
 CHUNK = 1 << 20  # elements compared at a time: a dozen float64 arrays of it are held
 
 
-def wide(values: "Array") -> "Array":
+def to_float64(values: "Array") -> "Array":
     """Return values as float64; a signalling NaN becomes a quiet one without a warning."""
     with np.errstate(invalid="ignore"):
         return values.astype(np.float64)
@@ -37,20 +37,20 @@ def difference(x: "Array", y: "Array") -> "Array":
     if x.dtype.kind == "c" or y.dtype.kind == "c":
         apart: Array = np.abs(x - y).astype(np.float64)
         return apart
-    found: Array = wide(x) - wide(y)
-    if x.dtype == y.dtype and _long(x):
+    found: Array = to_float64(x) - to_float64(y)
+    if x.dtype == y.dtype and _exceeds_float64(x):
         lost = (x != y) & (found == 0)  # closer than float64 tells apart
         close = np.where(x > y, x - y, y - x).astype(np.float64)
         found = np.where(lost, np.where(x > y, close, -close), found)
     return found
 
 
-def _long(values: "Array") -> bool:
+def _exceeds_float64(values: "Array") -> bool:
     """Return whether values are integers of which float64 does not hold every one."""
     return values.dtype.kind in "iu" and values.dtype.itemsize == 8
 
 
-def real(values: "Array") -> "Array":
+def real_values(values: "Array") -> "Array":
     """Return values as they are; of complex ones the absolute value."""
     return np.abs(values) if values.dtype.kind == "c" else values
 
@@ -142,7 +142,7 @@ class PairSums:
         if x.dtype != y.dtype or not np.array_equal(x, y):
             return False
         wide_x = self._room[0, : x.size]
-        np.copyto(wide_x, real(x), casting="unsafe")
+        np.copyto(wide_x, real_values(x), casting="unsafe")
         square = exact_dot(wide_x, wide_x)
         if not math.isfinite(square):  # where it is, every value is
             return False
@@ -155,9 +155,9 @@ class PairSums:
         base, self.count = self.count, self.count + x.size
         wide_x, wide_y, error, delta = self._room[:, : x.size]
         same = int(np.count_nonzero(x == y))
-        special = _long(x) or "c" in x.dtype.kind + y.dtype.kind
+        special = _exceeds_float64(x) or "c" in x.dtype.kind + y.dtype.kind
         exact = difference(x, y) if special else None
-        x, y = real(x), real(y)
+        x, y = real_values(x), real_values(y)
         np.copyto(wide_x, x, casting="unsafe")
         np.copyto(wide_y, y, casting="unsafe")
         if exact is None:
@@ -177,7 +177,7 @@ class PairSums:
         self.changed += x.size - same
         np.abs(error, out=delta)
         self._largest(delta, base)
-        self.ulp = max(self.ulp, _ulp(x, y, wide_x, wide_y))
+        self.ulp = max(self.ulp, _largest_float32_steps(x, y, wide_x, wide_y))
         if step is None:
             return
         np.copyto(wide_x, step)
@@ -212,7 +212,9 @@ class PairSums:
         delta[differs & ~finite] = np.inf
         if delta.size and differs.any():
             self._largest(delta, base)
-            self.ulp = max(self.ulp, _ulp(x[differs & finite], y[differs & finite]))
+            self.ulp = max(
+                self.ulp, _largest_float32_steps(x[differs & finite], y[differs & finite])
+            )
         error = wide_x - wide_y
         self._sum(exact_dot(error, error), wide_x, wide_y)
 
@@ -271,11 +273,11 @@ def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":
         delta = np.abs(difference(x, y))
         ratio: Array = delta / step
     ratio[np.isnan(ratio) | ~np.isfinite(delta)] = np.inf
-    ratio[alike(x, y)] = 0.0
+    ratio[equal_or_both_nan(x, y)] = 0.0
     return ratio
 
 
-def _ulp(x: "Array", y: "Array", *room: "Array") -> int:
+def _largest_float32_steps(x: "Array", y: "Array", *room: "Array") -> int:
     """Return the largest distance of two arrays in float32 representations.
 
     `room` is two arrays of as many float64, which are written over.
@@ -283,14 +285,14 @@ def _ulp(x: "Array", y: "Array", *room: "Array") -> int:
     if not x.size:
         return 0
     first, second = room or (np.empty(x.size), np.empty(x.size))
-    one, other = _places(x, first), _places(y, second)
+    one, other = _float32_ranks(x, first), _float32_ranks(y, second)
     # Up to 2**32 - 1 apart: the difference of signed numbers is right when read as unsigned.
     more = np.maximum(one, other, out=first.view(np.int32)[x.size :])
     apart = np.subtract(more, np.minimum(one, other, out=one), out=more)
     return int(apart.view(np.uint32).max())
 
 
-def _places(values: "Array", room: "Array") -> "Array":
+def _float32_ranks(values: "Array", room: "Array") -> "Array":
     """Return the place of every value among all float32 numbers (int32); both zeros have one."""
     with np.errstate(over="ignore"):
         bits = np.ascontiguousarray(values, np.float32).view(np.int32)

@@ -37,7 +37,7 @@ class _Pair:
     error: BaseException | None = None
 
 
-class Beforehand:
+class BytePrefetch:
     """Compares the bytes of `pairs` in their order; a context manager, which gives up the rest."""
 
     def __init__(self, pairs: Sequence[TensorPair], threads: int) -> None:
@@ -106,7 +106,7 @@ class Beforehand:
         at, error = None, None
         try:
             if pair.at is None or pair.at > start:
-                at = _differs(pair, start, stop)
+                at = _first_difference(pair, start, stop)
         except BaseException as raised:  # its, who asks for the pair
             error = raised
         with self._done:
@@ -120,7 +120,7 @@ class Beforehand:
     def _every(self) -> Iterator[tuple[_Pair, int, int]]:
         """Yield every span of every pair; one thread at a time asks."""
         for number, pair in enumerate(self._pairs):
-            sides = _sides(pair)
+            sides = _plain_bytes_of_pair(pair)
             if sides is None:
                 self._asked[number] = None
                 continue
@@ -130,7 +130,7 @@ class Beforehand:
                 yield found, start, min(start + SPAN, size)
 
 
-def _sides(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
+def _plain_bytes_of_pair(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
     """Return what `compare_pair` compares first of a pair; None where it is to do that itself."""
     a, b = pair.a, pair.b
     if a is None or b is None or a.shape != b.shape or a.damage or b.damage:
@@ -141,7 +141,7 @@ def _sides(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
     try:
         if not pair.layout and a.steps == b.steps and same_meaning(a, b):
             runs = a.stored_runs(), b.stored_runs()
-        elif a.runs is not None and b.runs is not None and as_long(a, b):
+        elif a.runs is not None and b.runs is not None and same_length(a, b):
             runs = a.runs, b.runs
         else:
             return None
@@ -151,7 +151,7 @@ def _sides(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
     return sides if LARGE <= len(sides[0]) == len(sides[1]) else None
 
 
-def _differs(pair: _Pair, start: int, stop: int) -> int | None:
+def _first_difference(pair: _Pair, start: int, stop: int) -> int | None:
     """Return the first byte of [start, stop) that differs; None: none does."""
     at = difference_offset(pair.a.window(start, stop), pair.b.window(start, stop))
     for side in (pair.a, pair.b):
@@ -161,17 +161,18 @@ def _differs(pair: _Pair, start: int, stop: int) -> int | None:
 
 def same_meaning(a: View, b: View) -> bool:
     """Say whether equal bytes mean the same: by the encoding, and by what packed weights claim."""
-    return a.encoding == b.encoding and _packed_alike(a, b)
+    return a.encoding == b.encoding and _same_packing(a, b)
 
 
-def as_long(a: View, b: View) -> bool:
+def same_length(a: View, b: View) -> bool:
     """Say whether both have as many bytes, by their blocks and by what is stored."""
     x, y = encoding_row(a.encodings[0]), encoding_row(b.encodings[0])
     blocks = x.type_size * y.block_size == y.type_size * x.block_size
     return blocks and a.data is not None and b.data is not None and len(a.data) == len(b.data)
 
 
-def _packed_alike(a: View, b: View) -> bool:
+def _same_packing(a: View, b: View) -> bool:
+    """Return whether two packed weights claim the same packing."""
     if not (a.parts or b.parts):
         return True
     for x, y in zip(a.stored, b.stored, strict=False):

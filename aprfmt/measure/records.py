@@ -58,7 +58,7 @@ class ValueStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Derivation:
+class DerivationResult:
     """Whether one quantized side is what encoding the base's values again gives.
 
     `derives` is None where that could not be decided; `mode` is how it was made, or nearly so.
@@ -97,7 +97,7 @@ class TensorDiff:
     first_byte: int | None = None
     stats: ValueStats | None = None
     steps_off: float | None = None  # largest |a-b| in steps of the coarser encoding
-    derivations: tuple[Derivation, ...] = ()  # of the quantized sides, where a base was given
+    derivations: tuple[DerivationResult, ...] = ()  # of the quantized sides, where a base was given
     explanation: Finding | None = None
 
     def to_json(self) -> dict[str, object]:
@@ -114,7 +114,7 @@ class TensorDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class DifferenceImage:
     """Where a tensor differs: one number a cell of [height, width] elements.
 
     `rows` and `columns` are those of the tensor seen as a matrix. A number is the root mean square

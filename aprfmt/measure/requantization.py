@@ -17,9 +17,9 @@ from aprfmt.base.protocols import raw_parts
 from aprfmt.codecs import decode, encode, quant_state
 from aprfmt.codecs.base import Array
 from aprfmt.errors import AprfmtError, ArchError, CodecError
-from aprfmt.measure.bounds import fit
+from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.numbers import CHUNK
-from aprfmt.measure.records import EQUAL, Derivation, TensorDiff
+from aprfmt.measure.records import EQUAL, DerivationResult, TensorDiff
 from aprfmt.model import Model, open_model
 from aprfmt.quantizing.imatrix import ImportanceMatrix, read_imatrix
 from aprfmt.quantizing.mixture import is_quantized
@@ -30,7 +30,7 @@ HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class QuantRecipe:
     """One way a file may have been made: the arithmetic, and what the base was first stored as."""
 
     fma: Literal["fused", "strict"]
@@ -42,10 +42,12 @@ class Way:
 
 
 # Tried in this order: llama.cpp's converter writes F16 by default, and quantizes from there.
-WAYS = tuple(Way(fma, through) for through in ("", "F16", "BF16") for fma in ("fused", "strict"))
+WAYS = tuple(
+    QuantRecipe(fma, through) for through in ("", "F16", "BF16") for fma in ("fused", "strict")
+)
 
 
-class Oracle:
+class RequantizationOracle:
     """The float source, asked about tensors of other files by role or by stored name."""
 
     def __init__(self, base: Model, imatrix: ImportanceMatrix | None = None) -> None:
@@ -85,7 +87,7 @@ class Oracle:
         `metadata` are both files' own: they tell whether an importance matrix was used.
         """
         base = self.side(diff.key)
-        found: list[Derivation] = []
+        found: list[DerivationResult] = []
         equal = True
         for label, side, said in zip("ab", (a, b), metadata, strict=True):
             if not is_quantized(side.encoding.split("+")[0]):
@@ -116,17 +118,19 @@ class Oracle:
 
     def _derive(
         self, key: str, side: View, base: View | None, metadata: Mapping[str, object]
-    ) -> Derivation:
+    ) -> DerivationResult:
         name = side.encoding
         if base is None or base.shape != side.shape:
             shape = "has no such tensor" if base is None else f"has shape {list(base.shape)}"
-            return _unknown(f"the base {shape}")
+            return _unknown_derivation(f"the base {shape}")
         if is_quantized(base.encoding.split("+")[0]):
-            return _unknown(f"the base is {base.encoding} itself")
+            return _unknown_derivation(f"the base is {base.encoding} itself")
         importance = self.imatrix.of(key) if self.imatrix is not None else None
         used = metadata.get("quantize.imatrix.file")
         if used is not None and self.imatrix is None:
-            return _unknown(f"made with importance matrix {used}: name it with --imatrix")
+            return _unknown_derivation(
+                f"made with importance matrix {used}: name it with --imatrix"
+            )
         try:
             if side.lattice is not None:
                 return _derive_lattice(name, side, base)
@@ -134,24 +138,29 @@ class Oracle:
                 return _derive_packed(name, raw_parts(side.stored[0]), base)
             return _derive_blocks(name, side, base, importance)
         except CodecError as error:
-            return _unknown(str(error))
+            return _unknown_derivation(str(error))
 
 
-def open_oracle(base: Path | str, imatrix: Path | str | None, arch: str | None) -> Oracle:
+def open_oracle(
+    base: Path | str, imatrix: Path | str | None, arch: str | None
+) -> RequantizationOracle:
     """Open the base and the importance matrix; the caller closes `oracle.base`."""
     matrix = None if imatrix is None else read_imatrix(Path(imatrix))
-    return Oracle(open_model(base, arch=arch), matrix)
+    return RequantizationOracle(open_model(base, arch=arch), matrix)
 
 
-def _unknown(why: str) -> Derivation:
-    return Derivation(None, "", f"whether it derives from the base is not known: {why}")
+def _unknown_derivation(why: str) -> DerivationResult:
+    """Return that nothing is known, and why."""
+    return DerivationResult(None, "", f"whether it derives from the base is not known: {why}")
 
 
-def _derive_blocks(name: str, side: View, base: View, importance: Array | None) -> Derivation:
+def _derive_blocks(name: str, side: View, base: View, importance: Array | None) -> DerivationResult:
     row, data, row_bytes = encoding_row(name), side.data, side.row_bytes
     if data is None or row_bytes is None:
-        return _unknown(f"its {name} blocks cannot be read row by row")
-    best: tuple[int, int, Way] | None = None  # blocks that differ, the first of them, the way
+        return _unknown_derivation(f"its {name} blocks cannot be read row by row")
+    best: tuple[int, int, QuantRecipe] | None = (
+        None  # blocks that differ, the first of them, the way
+    )
     blocks = row_bytes // row.type_size  # in a row
     for way in WAYS:
         differ, first, seen = 0, -1, 0
@@ -159,7 +168,7 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
             stored = np.frombuffer(data.window(start * row_bytes, stop * row_bytes), np.uint8)
             made = encode_rows(
                 name,
-                through(values, way),
+                store_through(values, way),
                 fma=way.fma,
                 importance=importance,
                 first=start,
@@ -174,14 +183,14 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
                 break
         if not differ:
             weighed = ", with its importance matrix" if importance is not None else ""
-            return Derivation(True, str(way), f"requantized from base, {way}{weighed}")
+            return DerivationResult(True, str(way), f"requantized from base, {way}{weighed}")
         if best is None or differ < best[0]:
             best = differ, first, way
     assert best is not None
     differ, block, way = best
     at, element = block // blocks, block % blocks * row.block_size
     last = element + row.block_size - 1
-    return Derivation(
+    return DerivationResult(
         False,
         str(way),
         f"block {block} (row {at}, elements {element}-{last}) does not derive from the base; "
@@ -192,7 +201,7 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
     )
 
 
-def through(values: Array, way: Way) -> Array:
+def store_through(values: Array, way: QuantRecipe) -> Array:
     """Return float32 values as they are after being stored in the way's float type."""
     values = np.asarray(values, np.float32)
     if not way.through:
@@ -200,7 +209,7 @@ def through(values: Array, way: Way) -> Array:
     return decode(way.through, encode(way.through, values), values.shape)
 
 
-def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Derivation:
+def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> DerivationResult:
     """Pack the base with the options of a weight of bitsandbytes, and compare every part."""
     state = quant_state.state_of(name, raw)
     options = {
@@ -218,11 +227,11 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
         found = at // per if per else 2 * at // state.blocksize
         block = found if block is None else min(block, found)
     if block is None and all(bytes(raw[suffix]) == made[suffix] for suffix in made):
-        return Derivation(True, state.dtype, f"requantized from base, as {state.dtype}")
+        return DerivationResult(True, state.dtype, f"requantized from base, as {state.dtype}")
     if block is None:
-        return Derivation(False, state.dtype, "its quant state does not derive from the base")
+        return DerivationResult(False, state.dtype, "its quant state does not derive from the base")
     first, columns = block * state.blocksize, max(base.shape[-1], 1)
-    return Derivation(
+    return DerivationResult(
         False,
         state.dtype,
         f"block {block} (row {first // columns}, elements {first % columns}-"
@@ -233,7 +242,7 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
     )
 
 
-def _derive_lattice(name: str, side: View, base: View) -> Derivation:
+def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
     """Hold the base to the lattice of a packed weight: its codes and its scales, requantized.
 
     Where a scheme leaves the choice of scales open, the copy's own are used; the codes are then
@@ -244,10 +253,10 @@ def _derive_lattice(name: str, side: View, base: View) -> Derivation:
     columns = max(base.shape[-1], 1)
     x, y = (np.asarray(v.numpy(), np.float64).reshape(-1, columns) for v in (base, side))
     step, low, high = (np.asarray(part, np.float64).reshape(x.shape) for part in lattice)
-    found = fit(x, y, lattice)
+    found = fit_errors(x, y, lattice)
     same = 100 * found.near
     if found.how:
-        return Derivation(
+        return DerivationResult(
             True,
             name,
             f"requantized from base: {found.how}; {same:.4g} % of its codes are the base's under "
@@ -257,7 +266,7 @@ def _derive_lattice(name: str, side: View, base: View) -> Derivation:
     inside = (x >= np.minimum(low, high)) & (x <= np.maximum(low, high))
     far = np.flatnonzero((away > 1.0) & inside)
     at = int(far[0]) if far.size else int(np.argmax(away))
-    return Derivation(
+    return DerivationResult(
         False,
         name,
         f"row {at // columns}, element {at % columns} does not derive from the base under its own "

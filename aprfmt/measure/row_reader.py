@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KEPT = 1 << 20  # elements up to which a tensor is decoded once and kept
 
 
-class Reader:
+class RowReader:
     """A tensor as [rows, columns]; a vector has one value a row."""
 
     def __init__(self, side: View) -> None:
@@ -52,7 +52,7 @@ class Reader:
     @cached_property
     def whole(self) -> "Array":
         """Return all values [rows, columns] in a float type (or int64)."""
-        return widened(self.side.numpy()).reshape(self.rows, self.columns)
+        return widen_values(self.side.numpy()).reshape(self.rows, self.columns)
 
     def take(self, index: "Array | list[int]") -> "Array":
         """Return the rows of these numbers (int array, any order), decoded."""
@@ -87,7 +87,7 @@ class Reader:
     def decoded(self, raw: "Array", encoding: str = "") -> "Array":
         """Decode the bytes of rows (uint8 [n, row_bytes]), as this encoding or as another."""
         parts = {"": np.ascontiguousarray(raw).tobytes()}
-        return widened(decode(encoding or self.encoding, parts, (len(raw), self.columns)))
+        return widen_values(decode(encoding or self.encoding, parts, (len(raw), self.columns)))
 
     def drop(self) -> None:
         """Release what is kept, and the mapped pages."""
@@ -95,7 +95,7 @@ class Reader:
         self.side.drop()
 
 
-class Computed(Reader):
+class ComputedRows(RowReader):
     """Values that stand nowhere as they are; a subclass says how rows of them are taken."""
 
     def take(self, index: "Array | list[int]") -> "Array":
@@ -113,10 +113,10 @@ class Computed(Reader):
         return None
 
 
-class SomeRows(Reader):
+class SelectedRows(RowReader):
     """Some rows of a tensor, as a tensor of their own."""
 
-    def __init__(self, reader: Reader, index: "Array") -> None:
+    def __init__(self, reader: RowReader, index: "Array") -> None:
         super().__init__(reader.side)
         self.reader, self.index = reader, index
         self.rows = len(index)
@@ -133,7 +133,7 @@ class SomeRows(Reader):
         return None
 
 
-def widened(values: "Array") -> "Array":
+def widen_values(values: "Array") -> "Array":
     """Return values in float32, float64 or int64: what arithmetic can be done in.
 
     Raises UnsupportedError for complex numbers: what is looked for speaks of real ones.

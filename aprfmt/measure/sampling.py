@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.protocols import ByteSource
 from aprfmt.measure.alignment import TensorPair, align
 from aprfmt.model import open_model
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 from aprfmt.tensors.runs import RunBytes, published_equal
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RANGE = 64 << 10  # bytes of one range, aligned to itself within its tensor
 BATCH = 256  # ranges read at a time: 16 MiB a side
 SURE = 0.95
-_WORDS = Words("equal", "different", "not shown to be equal")
+_WORDS = VerdictWords("equal", "different", "not shown to be equal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class SampleReport:
         }
 
 
-def sample(
+def sample_files(
     a: "Path | str",
     b: "Path | str",
     nbytes: int,
@@ -139,20 +139,20 @@ def sample(
 def sample_models(
     a: "Model", b: "Model", nbytes: int, *, seed: int | None = None, tensors: Sequence[str] = ()
 ) -> SampleReport:
-    """Compare two open models; see `sample`."""
-    from aprfmt.model.patterns import select
+    """Compare two open models; see `sample_files`."""
+    from aprfmt.model.patterns import matching_indices
 
     pairs = list(align(a, b).pairs)
     if tensors:
         names = [pair.spellings for pair in pairs]
-        pairs = [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
+        pairs = [pairs[i] for i in matching_indices(names, tensors, f"{a.path} and {b.path}")]
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     sides: list[tuple[str, RunBytes, RunBytes]] = []
     unlike: list[Unsampled] = []
     unsampled: list[Unsampled] = []
     settled = 0
     for pair in pairs:
-        why, differs = _objection(pair)
+        why, differs = _reason_not_compared(pair)
         if why:
             (unlike if differs else unsampled).append(Unsampled(pair.key, why))
             continue
@@ -160,15 +160,15 @@ def sample_models(
         if published_equal(pair.a.stored_runs(), pair.b.stored_runs()):
             settled += 1
             continue
-        left, right = _bytes(pair.a), _bytes(pair.b)
+        left, right = _stored_bytes(pair.a), _stored_bytes(pair.b)
         assert left is not None and right is not None
         sides.append((pair.key, left, right))
     counts = [-(-len(left) // RANGE) for _, left, _ in sides]
     ends = list(accumulate(counts))
     total = ends[-1] if ends else 0
     drawn = sorted(random.Random(seed).sample(range(total), min(total, max(1, nbytes // RANGE))))
-    places = list(_places(drawn, ends, counts, sides))
-    found = tuple(_compared(places, sides))
+    places = list(_drawn_places(drawn, ends, counts, sides))
+    found = tuple(_differing_ranges(places, sides))
     return SampleReport(
         str(a.path),
         str(b.path),
@@ -184,7 +184,7 @@ def sample_models(
     )
 
 
-def _objection(pair: TensorPair) -> tuple[str, bool]:
+def _reason_not_compared(pair: TensorPair) -> tuple[str, bool]:
     """Return why a pair is not compared by bytes, and whether that is a difference; "" if it is."""
     if pair.a is None or pair.b is None:
         return f"only in {'B' if pair.a is None else 'A'}", True
@@ -192,20 +192,20 @@ def _objection(pair: TensorPair) -> tuple[str, bool]:
         return f"shape {list(pair.a.shape)} in A, {list(pair.b.shape)} in B", True
     if pair.a.encoding != pair.b.encoding:
         return f"{pair.a.encoding} in A, {pair.b.encoding} in B: values must be compared", False
-    left, right = _bytes(pair.a), _bytes(pair.b)
+    left, right = _stored_bytes(pair.a), _stored_bytes(pair.b)
     if left is None or right is None or len(left) != len(right):
         return "the layouts have no bytes in common: values must be compared", False
     return "", False
 
 
-def _bytes(view: "View") -> RunBytes | None:
+def _stored_bytes(view: "View") -> RunBytes | None:
     """Return a tensor's stored bytes in its own order; None where there are none."""
     if view.data is not None or view.layout:
         return view.data
     return RunBytes(view.stored_runs())
 
 
-def _places(
+def _drawn_places(
     drawn: Sequence[int],
     ends: Sequence[int],
     counts: Sequence[int],
@@ -218,20 +218,21 @@ def _places(
         yield at, start, min(start + RANGE, len(sides[at][1]))
 
 
-def _compared(
+def _differing_ranges(
     places: Sequence[tuple[int, int, int]], sides: Sequence[tuple[str, RunBytes, RunBytes]]
 ) -> Iterator[DifferingRange]:
+    """Yield the drawn ranges that differ."""
     for first in range(0, len(places), BATCH):
         batch = places[first : first + BATCH]
-        left = _read([(sides[at][1], start, stop) for at, start, stop in batch])
-        right = _read([(sides[at][2], start, stop) for at, start, stop in batch])
+        left = _read_ranges([(sides[at][1], start, stop) for at, start, stop in batch])
+        right = _read_ranges([(sides[at][2], start, stop) for at, start, stop in batch])
         for (at, start, stop), one, other in zip(batch, left, right, strict=True):
             if one != other:
                 byte = next(i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y)
                 yield DifferingRange(sides[at][0], start, stop, start + byte)
 
 
-def _read(wanted: Sequence[tuple[RunBytes, int, int]]) -> list[bytes]:
+def _read_ranges(wanted: Sequence[tuple[RunBytes, int, int]]) -> list[bytes]:
     """Return the bytes of ranges; of one file all are asked for together."""
     files: dict[int, tuple[ByteSource, list[tuple[int, int]]]] = {}
     parts: list[list[bytes | tuple[int, int]]] = []

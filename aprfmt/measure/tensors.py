@@ -11,12 +11,12 @@ import numpy as np
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.errors import AprfmtError
-from aprfmt.measure.activation_scales import refuse_inputs, refuse_packed
+from aprfmt.measure.activation_scales import check_input_scales, check_packed_parts
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit
+from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit_errors
 from aprfmt.measure.bounds import steps as codec_steps
-from aprfmt.measure.numbers import CHUNK, PairSums, steps_between, wide
-from aprfmt.measure.prefetch import as_long, same_meaning
+from aprfmt.measure.numbers import CHUNK, PairSums, steps_between, to_float64
+from aprfmt.measure.prefetch import same_length, same_meaning
 from aprfmt.measure.records import TensorDiff
 from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
@@ -40,8 +40,8 @@ def compare_pair(
     diff = TensorDiff(
         pair.key,
         "DIFFERENT",
-        name_a=_named(a),
-        name_b=_named(b),
+        name_a=_side_name(a),
+        name_b=_side_name(b),
         encoding_a="" if a is None else a.encoding,
         encoding_b="" if b is None else b.encoding,
         shape_a=None if a is None else a.shape,
@@ -56,18 +56,19 @@ def compare_pair(
     try:
         if a.shape != b.shape:
             for side in (a, b):
-                refuse_packed(side)  # its shape may be that of a wrong claim
+                check_packed_parts(side)  # its shape may be that of a wrong claim
             return replace(diff, verdict="SHAPE_DIFFERS")
-        return _compare(diff, a, b, imatrix, first)
+        return _compare_readable(diff, a, b, imatrix, first)
     except AprfmtError as error:
         return replace(diff, verdict="UNREADABLE", cause=str(error))
 
 
-def _named(side: View | None) -> str:
+def _side_name(side: View | None) -> str:
+    """Return the first two stored names of a side, "" without one."""
     return "" if side is None else ", ".join(side.names[:2])
 
 
-def _layout(a: View, b: View) -> tuple[str, ...]:
+def _layout_steps(a: View, b: View) -> tuple[str, ...]:
     """Name the steps only one side has: what the formats did to the same values."""
     if a.steps == b.steps:
         return ()
@@ -77,8 +78,11 @@ def _layout(a: View, b: View) -> tuple[str, ...]:
     )
 
 
-def _compare(diff: TensorDiff, a: View, b: View, imatrix: bool, first: "First") -> TensorDiff:
-    layout = (*diff.layout, *_layout(a, b))
+def _compare_readable(
+    diff: TensorDiff, a: View, b: View, imatrix: bool, first: "First"
+) -> TensorDiff:
+    """Compare a pair whose sides can be read: bytes, then values."""
+    layout = (*diff.layout, *_layout_steps(a, b))
     diff = replace(diff, layout=layout)
     same, stored = same_meaning(a, b), False
     if not layout and same:
@@ -86,29 +90,30 @@ def _compare(diff: TensorDiff, a: View, b: View, imatrix: bool, first: "First") 
             return replace(diff, verdict="SAME_BYTES")
         stored = True
     at: int | None = None
-    if a.runs is not None and b.runs is not None and as_long(a, b):
+    if a.runs is not None and b.runs is not None and same_length(a, b):
         at = (first_difference if stored else first)(a.runs, b.runs)
         if at is None and same:
             return replace(diff, verdict="SAME_VALUES" if layout else "SAME_BYTES")
         if at is None:
-            return _mislabelled(diff, a, b)
-    return _by_values(replace(diff, first_byte=at), a, b, imatrix)
+            return _judge_mislabelled(diff, a, b)
+    return _compare_values(replace(diff, first_byte=at), a, b, imatrix)
 
 
-def _mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
+def _judge_mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
     """Equal bytes under two encodings: the same values (all zero) or a wrong label."""
-    result = _by_values(diff, a, b, False)
+    result = _compare_values(diff, a, b, False)
     if result.verdict == "SAME_VALUES":
         return result
     return replace(result, verdict="DIFFERENT", cause="dtype_mislabel", steps_off=None)
 
 
-def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
+def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
+    """Compare a pair by its decoded values."""
     for side in (a, b):
-        refuse_inputs(side)
+        check_input_scales(side)
     accumulator = PairSums(a.shape)
     with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them
-        for x, y, steps in chunks(a, b):
+        for x, y, steps in value_chunks(a, b):
             accumulator.add(x, y, steps)
     off, beyond = accumulator.off if accumulator.known else None, accumulator.beyond
     stats = accumulator.stats()
@@ -122,34 +127,35 @@ def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
         return diff
     if stats.alone:  # no bound holds for what is no number
         return replace(diff, steps_off=None if off is None else math.inf)
-    found = _of_lattice(a, b)
+    found = _lattice_fit(a, b)
     if found is not None and found.how:
-        coarser = coarser_of(a.encoding, b.encoding)
+        coarser = coarser_encoding(a.encoding, b.encoding)
         return replace(
             diff, steps_off=found.largest, verdict="WITHIN", cause=f"{coarser}: {found.how}"
         )
     if off is not None:
         diff = replace(diff, steps_off=off)
         if off <= 1.0 and found is None:
-            coarser = coarser_of(a.encoding, b.encoding)
+            coarser = coarser_encoding(a.encoding, b.encoding)
             return replace(diff, verdict="WITHIN", cause=f"one step of {coarser}")
     if imatrix or off is None:
-        return _statistical(diff, stats.rel_l2, beyond / max(1, stats.count), imatrix)
+        return _judge_by_noise(diff, stats.rel_l2, beyond / max(1, stats.count), imatrix)
     return diff
 
 
-def _of_lattice(a: View, b: View) -> Fit | None:
+def _lattice_fit(a: View, b: View) -> Fit | None:
     """Return the errors of the one side that is packed in its own steps; None for other pairs."""
     packed = [side for side in (a, b) if side.lattice is not None]
     if len(packed) != 1:
         return None
     copied, lattice = packed[0], packed[0].lattice
     assert lattice is not None
-    return fit((b if copied is a else a).numpy(), copied.numpy(), lattice)
+    return fit_errors((b if copied is a else a).numpy(), copied.numpy(), lattice)
 
 
-def _statistical(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
-    coarser = coarser_of(diff.encoding_a, diff.encoding_b)
+def _judge_by_noise(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
+    """Judge a pair by the usual noise of the coarser encoding."""
+    coarser = coarser_encoding(diff.encoding_a, diff.encoding_b)
     limit = NMSE.get(coarser)
     near = limit is not None and rel_l2**2 <= limit * NMSE_SLACK
     if not near or (imatrix and share > BEYOND_SHARE):
@@ -157,15 +163,15 @@ def _statistical(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -
     return replace(diff, verdict="WITHIN", cause=f"mean square error usual for {coarser}")
 
 
-def coarser_of(a: str, b: str) -> str:
+def coarser_encoding(a: str, b: str) -> str:
     """Return the encoding with fewer bits a weight; a dialect's, whose size is not known, first."""
     return min((a, b), key=lambda name: encoding_row(name.split("+")[0]).bits_per_weight)
 
 
-def in_steps(a: View, b: View) -> float | None:
+def largest_steps(a: View, b: View) -> float | None:
     """Return the largest |a-b| of two tensors in steps of both encodings, None where unknown."""
     off = 0.0
-    for x, y, steps in chunks(a, b):
+    for x, y, steps in value_chunks(a, b):
         step = steps()
         if step is None:
             return None
@@ -173,20 +179,20 @@ def in_steps(a: View, b: View) -> float | None:
     return off
 
 
-def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]":
+def value_chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]":
     """Yield (values of a, values of b, what returns the steps), in chunks of rows.
 
     The steps are to be asked for before the next chunk.
     """
     rows, columns = matrix_shape(a.shape)
-    if len(a.shape) == 1 and all(_by_rows(side) and _plain(side) for side in (a, b)):
+    if len(a.shape) == 1 and all(_decodes_rows(side) and _is_plain_array(side) for side in (a, b)):
         for start in range(0, columns, CHUNK):  # a vector of gigabytes is not decoded whole
             x, y = a[start : start + CHUNK], b[start : start + CHUNK]
             yield x, y, ChunkSteps(a, b, x, y, (0, rows))
             a.drop()
             b.drop()
         return
-    if not (_by_rows(a) and _by_rows(b)) or len(a.shape) < 2 or not columns:
+    if not (_decodes_rows(a) and _decodes_rows(b)) or len(a.shape) < 2 or not columns:
         x, y = a.numpy(), b.numpy()
         yield x, y, ChunkSteps(a, b, x, y, (0, rows))
         return
@@ -199,12 +205,12 @@ def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]":
         b.drop()
 
 
-def _by_rows(side: View) -> bool:
+def _decodes_rows(side: View) -> bool:
     """Say whether single rows of a side can be decoded from the stored bytes."""
     return side.row_bytes is not None and not side.restored
 
 
-def _plain(side: View) -> bool:
+def _is_plain_array(side: View) -> bool:
     """Return whether a side is an array of numbers, without blocks or a lattice."""
     return bool(encoding_row(side.encodings[0]).numpy) and side.lattice is None
 
@@ -230,7 +236,7 @@ class ChunkSteps:
             name = side.encodings[0]
             found: Step | None
             if encoding_row(name).numpy:
-                found = _float_step(name, other[part])
+                found = _float_half_spacing(name, other[part])
             elif side.lattice is not None:
                 found = side.lattice.step.reshape(-1)[part]
             elif raw is not None:
@@ -242,7 +248,7 @@ class ChunkSteps:
                 found = None
             if found is None:
                 return None
-            total = found if total is None else _sum_of_steps(total, found)
+            total = found if total is None else _add_steps(total, found)
         return total
 
     @cached_property
@@ -256,7 +262,7 @@ class ChunkSteps:
         )
 
 
-def _sum_of_steps(one: "Step", other: "Step") -> "Step":
+def _add_steps(one: "Step", other: "Step") -> "Step":
     """Return the sum; a side that is held to be exact adds nothing, and costs nothing."""
     if isinstance(one, float) and one == 0.0:
         return other
@@ -270,7 +276,7 @@ _FLOATS = {
 }  # fmt: skip
 
 
-def _float_step(name: str, other: "Array") -> "Step":
+def _float_half_spacing(name: str, other: "Array") -> "Step":
     """Return half the spacing of a type's numbers at the other side's values: round to nearest.
 
     Integers, booleans, F32 and F64 have no step: what is stored in them is held to be exact.
@@ -284,7 +290,7 @@ def _float_step(name: str, other: "Array") -> "Step":
         exponents = np.ascontiguousarray(other, np.float32).view(np.uint32) >> 23 & 0xFF
         near: Array = _half_spacings(bits, smallest)[exponents.reshape(-1)]
         return near
-    size = np.abs(wide(other)).reshape(-1)
+    size = np.abs(to_float64(other)).reshape(-1)
     _, exponent = np.frexp(size)
     exponent[size == 0] = smallest  # frexp gives 0, the exponent of a number below 1
     half: Array = 0.5 * np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)

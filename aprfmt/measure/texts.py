@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import NotCompared, State
-from aprfmt.model.readings import FILES, pattern_of
+from aprfmt.model.readings import FILES, matching_row
 
 if TYPE_CHECKING:
     from aprfmt.causes.tokenizer.comparison import TokensReport
@@ -91,9 +91,9 @@ class SideVerdicts:
         return f" ({', '.join(rows)})" if rows else ""
 
 
-def beside(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
+def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
     """Return the verdicts on tokenizer, chat template and generation config of two models."""
-    lines, keys = template_lines(a, b)[2:], generation(a, b)
+    lines, keys = template_diff(a, b)[2:], differing_generation_keys(a, b)
     counts = {
         **tokens.counts,
         "lines_only_in_a": sum(line.startswith("-") for line in lines),
@@ -103,27 +103,29 @@ def beside(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
     own = [row for row in tokens.findings if row.name not in _OTHERS]
     judged = "different" if own or tokens.counts else "equal"
     if tokens.carried != "AB":
-        judged = _one_sided("A" in tokens.carried, "B" in tokens.carried)
+        judged = _one_sided_text("A" in tokens.carried, "B" in tokens.carried)
     elif not tokens.checked:
         judged = "not compared"
-    x, y = _template(a), _template(b)
+    x, y = _template_of(a), _template_of(b)
     texts = "different" if x != y else "equal"
-    mine, theirs = bool(_generation(a)), bool(_generation(b))
+    mine, theirs = bool(_generation_of(a)), bool(_generation_of(b))
     return SideVerdicts(
         judged,
-        texts if x is not None and y is not None else _one_sided(x is not None, y is not None),
-        ("different" if keys else "equal") if mine and theirs else _one_sided(mine, theirs),
+        texts if x is not None and y is not None else _one_sided_text(x is not None, y is not None),
+        ("different" if keys else "equal") if mine and theirs else _one_sided_text(mine, theirs),
         {name: count for name, count in counts.items() if count},
     )
 
 
-def lacking_tokenizer(a: "Model", b: "Model", tokens: "TokensReport") -> tuple[NotCompared, ...]:
+def uncompared_tokenizers(
+    a: "Model", b: "Model", tokens: "TokensReport"
+) -> tuple[NotCompared, ...]:
     """Return what of the tokenizers was not compared: all, where one cannot be read or is lacking.
 
     One of a kind that is not read here is held together by its bytes. The generation config is
     named where one side alone has it.
     """
-    settings = tuple(_lacking_generation(a, b))
+    settings = tuple(_one_sided_generation(a, b))
     if tokens.checked or not tokens.carried:
         return (*tokens.left, *settings)
     if len(tokens.carried) == 1:
@@ -134,7 +136,7 @@ def lacking_tokenizer(a: "Model", b: "Model", tokens: "TokensReport") -> tuple[N
     return (NotCompared("part", "tokenizer", "equal" if x and x == y else "unreadable", why),)
 
 
-def _lacking_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
+def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
     """Yield the generation config that one side alone has.
 
     Only a folder has a place for it: writers of single files leave it out.
@@ -169,13 +171,14 @@ def _stored_tokenizer(model: "Model") -> Mapping[str, object]:
     return {**files, **keys}
 
 
-def _one_sided(a: bool, b: bool) -> str:
+def _one_sided_text(a: bool, b: bool) -> str:
+    """Return which side alone has something."""
     return "only in A" if a else "only in B" if b else "none"
 
 
-def template_lines(a: "Model", b: "Model") -> tuple[str, ...]:
+def template_diff(a: "Model", b: "Model") -> tuple[str, ...]:
     """Return the unified diff of both chat templates; empty for equal ones, or without both."""
-    x, y = _template(a), _template(b)
+    x, y = _template_of(a), _template_of(b)
     if x is None or y is None or x == y:
         return ()
     from difflib import unified_diff
@@ -184,9 +187,9 @@ def template_lines(a: "Model", b: "Model") -> tuple[str, ...]:
     return tuple(lines)
 
 
-def generation(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
+def differing_generation_keys(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
     """List the keys of both generation configs that differ; none where a side has no such file."""
-    x, y = _generation(a), _generation(b)
+    x, y = _generation_of(a), _generation_of(b)
     if not x or not y:
         return ()
     return tuple(
@@ -196,7 +199,8 @@ def generation(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
     )
 
 
-def _template(model: "Model") -> str | None:
+def _template_of(model: "Model") -> str | None:
+    """Return a model's chat template, None without one."""
     try:
         return model.carried.chat_template()
     except AprfmtError:
@@ -212,10 +216,11 @@ def _has_generation(model: "Model") -> bool:
         found = model.carried.parse(_FILE)
     except AprfmtError:
         return True
-    return any(pattern_of(FILES[_FILE], key) is not None for key in found)
+    return any(matching_row(FILES[_FILE], key) is not None for key in found)
 
 
-def _generation(model: "Model") -> Mapping[str, object]:
+def _generation_of(model: "Model") -> Mapping[str, object]:
+    """Return a model's generation config as keys and values."""
     try:
         return model.carried.parse(_FILE)
     except AprfmtError:

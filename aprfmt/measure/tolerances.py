@@ -65,7 +65,7 @@ ENGINE_OPERATION: dict[tuple[str, str], Tolerance] = {
 }
 
 
-def one_operation(
+def operation_tolerance(
     dtype_a: str, dtype_b: str, engine: str = "", kinds: Sequence[str] = ()
 ) -> Tolerance:
     """Return the bound for one operation on equal inputs, by the coarser arithmetic.
@@ -86,7 +86,7 @@ AMPLIFIED = 3.0
 STATISTICS, LEAST_STATISTICS = 5.0, 2e-3
 
 
-def of_statistics(dtype_a: str, dtype_b: str) -> float:
+def statistics_tolerance(dtype_a: str, dtype_b: str) -> float:
     """Return by which share of the values' size the statistics of two runs may differ."""
     return max(LEAST_STATISTICS, STATISTICS * tolerance(dtype_a, dtype_b).rel_l2)
 
@@ -100,7 +100,7 @@ ALL_PRODUCTS = 4  # products that must be off before an arithmetic is said to be
 LEAST_ROUNDED, ALIKE_PRODUCTS = 0.1, 6.0
 
 
-def products_of(largest: float, middle: float, smallest: float) -> str:
+def arithmetic_of_errors(largest: float, middle: float, smallest: float) -> str:
     """Return the arithmetic that the relative errors of all products point to; "" if to none."""
     if not smallest * ALIKE_PRODUCTS >= middle or not largest <= ALIKE_PRODUCTS * middle:
         return ""
@@ -251,7 +251,7 @@ ROWS: tuple[ThresholdRow, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CalibratedBound:
     """A calibrated bound of one pair, weight class, point and dtype, with what it was taken from.
 
     `largest` is the largest relative L2 distance seen in `runs` comparisons.
@@ -278,7 +278,7 @@ def weights_class(encodings: Sequence[str]) -> WeightClass:
     return "half" if len(half) * 10 >= max(len(encodings), 1) else "exact"
 
 
-def pair_of(a: str, b: str) -> tuple[str, str]:
+def ordered_backends(a: str, b: str) -> tuple[str, str]:
     """Return two backends in the order of keys."""
     return (a, b) if a <= b else (b, a)
 
@@ -291,7 +291,7 @@ def threshold(
     *,
     moe: bool = False,
     depth: int = 0,
-    calibrated: Sequence[Measured] = (),
+    calibrated: Sequence[CalibratedBound] = (),
 ) -> Threshold:
     """Return the bound of a point for two runs.
 
@@ -300,7 +300,7 @@ def threshold(
     """
     base = tolerance(*dtypes, moe=moe)
     coarser = max(dtypes, key=lambda dtype: BASE[dtype].rel_l2)
-    pair = pair_of(*backends)
+    pair = ordered_backends(*backends)
     for row in calibrated:
         if (row.pair, row.weights, row.point, row.dtype) == (pair, weights, point, coarser):
             return Threshold(row.rel_l2, row.max_over_rms, row.evidence, "calibrated")

@@ -28,7 +28,7 @@ class CutRecord:
     stats: Stats | None = None
 
 
-class Shared(WrappedTrace):
+class TraceOnSharedRows(WrappedTrace):
     """A trace whose logits are cut to the positions that another trace has too."""
 
     def __init__(self, trace: TraceLike, other: TraceLike) -> None:
@@ -61,19 +61,24 @@ class Shared(WrappedTrace):
     def _kept(self, key: str) -> tuple[int, ...] | None:
         """Return the positions both have of a point with chosen rows; None: nothing is cut."""
         mine, other = self._trace.find(key), self._other.find(key)
-        if mine is None or other is None or mine.point not in CHOSEN or not differ(mine, other):
+        if (
+            mine is None
+            or other is None
+            or mine.point not in CHOSEN
+            or not positions_differ(mine, other)
+        ):
             return None
         both = tuple(sorted(set(mine.positions or ()) & set(other.positions or ())))
         sized = all(each.shape[:1] == (len(each.positions or ()),) for each in (mine, other))
         return both if both and sized and mine.shape[1:] == other.shape[1:] else None
 
 
-def differ(a: RecordLike, b: RecordLike) -> bool:
+def positions_differ(a: RecordLike, b: RecordLike) -> bool:
     """Say whether two records are known to be of other positions."""
     return a.positions is not None and b.positions is not None and a.positions != b.positions
 
 
-def spans(numbers: Sequence[int]) -> str:
+def positions_text(numbers: Sequence[int]) -> str:
     """Return token positions as text, the first eight of many."""
     if len(numbers) > 4 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"

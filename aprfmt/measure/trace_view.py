@@ -119,7 +119,7 @@ class WrappedTrace:
         return self._trace.mask(key)
 
 
-def records_ids(trace: TraceLike) -> bool:
+def states_token_ids(trace: TraceLike) -> bool:
     """Say whether a trace itself says its token ids (and does not only take the given ones)."""
     return trace.run.get("ids") is not None and not trace.run.get("ids_given")
 
@@ -153,20 +153,20 @@ def backend_name(trace: TraceLike) -> str:
     return str(backend.get("backend") or backend.get("name") or "")
 
 
-def arithmetic(trace: TraceLike, dtype: str) -> str:
+def run_arithmetic(trace: TraceLike, dtype: str) -> str:
     """Return the dtype that bounds a trace's errors: `tf32` for float32 with TF32 products."""
     backend = trace.run.get("backend")
     tf32 = isinstance(backend, Mapping) and bool(backend.get("tf32"))
     return "tf32" if tf32 and dtype == "float32" else dtype
 
 
-def weights_between(a: TraceLike, b: TraceLike) -> str:
+def finer_weights_class(a: TraceLike, b: TraceLike) -> str:
     """Return the finer of the two runs' classes of weights: "exact", "half" or "quantized"."""
     order = ("exact", "half", "quantized")
     found = [str(run["weights"]) for run in (a.run, b.run) if run.get("weights") in order]
     return min(found, key=order.index, default="exact")
 
 
-def routed(trace: TraceLike) -> bool:
+def shows_routing(trace: TraceLike) -> bool:
     """Say whether a trace shows that its model chooses experts."""
     return any(record.point in ROUTED for record in trace.records.values())

@@ -9,22 +9,29 @@ import numpy as np
 from aprfmt.codecs.base import Array
 from aprfmt.errors import UsageError
 from aprfmt.measure import log_softmax
-from aprfmt.measure.distances import Apart, measure
+from aprfmt.measure.distances import PointDistance, measure_values
 from aprfmt.measure.nonfinite import NonFinite
-from aprfmt.measure.tolerances import DISCRETE, UNIT, Measured, Threshold, ratio_band, threshold
-from aprfmt.measure.trace_rows import Shared
+from aprfmt.measure.tolerances import (
+    DISCRETE,
+    UNIT,
+    CalibratedBound,
+    Threshold,
+    ratio_band,
+    threshold,
+)
+from aprfmt.measure.trace_rows import TraceOnSharedRows
 from aprfmt.measure.trace_view import (
     RecordLike,
     TraceLike,
-    arithmetic,
     backend_name,
-    records_ids,
-    routed,
+    finer_weights_class,
+    run_arithmetic,
+    shows_routing,
+    states_token_ids,
     unequal_ranks,
     unread_arrays,
-    weights_between,
 )
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -100,7 +107,7 @@ class FirstToken:
         )
 
 
-_WORDS = Words("within tolerance", "beyond tolerance", "no verdict")
+_WORDS = VerdictWords("within tolerance", "beyond tolerance", "no verdict")
 
 
 @dataclass(frozen=True)
@@ -169,12 +176,12 @@ def check_ids(a: TraceLike, b: TraceLike) -> None:
         )
 
 
-def unchecked_tokens(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
+def unrecorded_tokens_sentences(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
     """Say which side does not record its tokens: it may be a run of other tokens, unnoticed."""
     return tuple(
         f"token ids: {label} does not record them, so they were not checked"
         for label, trace in (("this trace", a), ("the reference", b))
-        if not records_ids(trace)
+        if not states_token_ids(trace)
     )
 
 
@@ -194,7 +201,7 @@ def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Between:
+class RunPair:
     """Two runs, `a` and the reference `b`: all that a tolerance depends on besides the point.
 
     Whatever compares values of two runs does it here, so that no two commands differ about a
@@ -204,18 +211,23 @@ class Between:
     backends: tuple[str, str]
     weights: str = "exact"
     moe: bool = False
-    calibrated: Sequence[Measured] = ()
+    calibrated: Sequence[CalibratedBound] = ()
     coarse: float = 0.0
 
     @classmethod
     def of(
-        cls, a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = ()
-    ) -> "Between":
+        cls,
+        a: TraceLike,
+        b: TraceLike,
+        *,
+        moe: bool = False,
+        calibrated: Sequence[CalibratedBound] = (),
+    ) -> "RunPair":
         """Return the pair of two traces; `moe` where the model is known to choose experts."""
         coarse = max(a.resolution, b.resolution)
         names = backend_name(a), backend_name(b)
-        mixture = moe or routed(a) or routed(b)
-        return cls(names, weights_between(a, b), mixture, calibrated, coarse)
+        mixture = moe or shows_routing(a) or shows_routing(b)
+        return cls(names, finer_weights_class(a, b), mixture, calibrated, coarse)
 
     def bound(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
         """Return what the two may differ by at a key, computed in these dtypes.
@@ -244,21 +256,21 @@ class Between:
             given = [log_softmax.is_log_softmax(side) for side in sides]
             if given[0] != given[1]:
                 if given[0]:
-                    y = log_softmax.moved_onto(sides[1], sides[0])
+                    y = log_softmax.shift_logits_onto(sides[1], sides[0])
                 else:
-                    x = log_softmax.moved_onto(sides[0], sides[1])
+                    x = log_softmax.shift_logits_onto(sides[0], sides[1])
                 rows = log_softmax.NOTE
         x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
         chosen = np.ones(x.size, np.bool_) if chosen is None else np.reshape(chosen, -1)
         places = np.flatnonzero(chosen)
         if x.size and not len(places):
-            return _without(key, bound, "no value is on both sides")
-        apart = measure(x, y, chosen, places, shape)
-        return replace(_judged(apart, key, name in DISCRETE, bound, self.coarse), rows=rows)
+            return _uncompared_point(key, bound, "no value is on both sides")
+        apart = measure_values(x, y, chosen, places, shape)
+        return replace(_judge_point(apart, key, name in DISCRETE, bound, self.coarse), rows=rows)
 
 
 def compare_traces(
-    a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = (),
+    a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[CalibratedBound] = (),
     before: Mapping[str, int] | None = None, positions: bool = False,
     same_dtype: TraceLike | None = None,
 ) -> TraceDiff:  # fmt: skip
@@ -272,8 +284,8 @@ def compare_traces(
     if same_dtype is not None:
         check_ids(same_dtype, b)
     keys = common_keys(a, b)
-    mine, other = Shared(a, b), Shared(b, a)
-    between = Between.of(a, b, moe=moe, calibrated=calibrated)
+    mine, other = TraceOnSharedRows(a, b), TraceOnSharedRows(b, a)
+    between = RunPair.of(a, b, moe=moe, calibrated=calibrated)
     points = [
         compare_point(key, mine, other, between, (before or {}).get(key), positions) for key in keys
     ]
@@ -283,8 +295,8 @@ def compare_traces(
         first,
         tuple(key for key in a.records if b.find(key) is None),
         tuple(key for key in b.records if a.find(key) is None),
-        unchecked_tokens(a, b),
-        tuple(key for key in keys if _apart(mine.find(key), other.find(key))),
+        unrecorded_tokens_sentences(a, b),
+        tuple(key for key in keys if _have_other_rows(mine.find(key), other.find(key))),
         unread_arrays(a, b),
         unequal_ranks(a, b),
         first_token(points, mine, other),
@@ -304,8 +316,8 @@ def first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Firs
             continue
         if np.size(x) != np.size(y):
             continue
-        chosen = _chosen(a.mask(point.key), b.mask(point.key), np.size(x))
-        rows = _by_position(record, x, y, chosen) or ()
+        chosen = _present_values(a.mask(point.key), b.mask(point.key), np.size(x))
+        rows = _distance_by_position(record, x, y, chosen) or ()
         for position, apart in zip(record.positions or (), rows, strict=False):
             if found is not None and position >= found.position:
                 break
@@ -348,29 +360,29 @@ def rounding_ratios(
 
 
 def compare_point(
-    key: str, a: TraceLike, b: TraceLike, between: Between, before: int | None = None,
+    key: str, a: TraceLike, b: TraceLike, between: RunPair, before: int | None = None,
     positions: bool = False,
 ) -> PointDiff:  # fmt: skip
     """Compare one key of both; `before` looks only at rows of earlier token positions."""
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
-    dtypes = dtypes_of(mine, other, a, b)
-    why = _unlike(mine, other)
-    ratio = None if why else _ratio(mine, other)
+    dtypes = record_dtypes(mine, other, a, b)
+    why = _reason_not_comparable(mine, other)
+    ratio = None if why else _std_ratio(mine, other)
     low, high = ratio_band(mine.point)
     outside = ratio is not None and not low <= ratio <= high
     x, y = (None, None) if why else (a.values(key), b.values(key))
     if x is None or y is None:
-        why, beyond = (why, False) if why else _by_census(mine, other)
-        found = _without(key, between.bound(key, dtypes, mine.point), why, beyond)
+        why, beyond = (why, False) if why else _reason_not_numbers(mine, other)
+        found = _uncompared_point(key, between.bound(key, dtypes, mine.point), why, beyond)
     else:
-        chosen = _chosen(a.mask(key), b.mask(key), np.size(x))
+        chosen = _present_values(a.mask(key), b.mask(key), np.size(x))
         if before is not None:
-            chosen &= _earlier(mine, before)
+            chosen &= _values_before(mine, before)
         shape = mine.shape or other.shape
         found = between.compare(key, dtypes, x, y, chosen, shape, mine.point)
         if positions:
-            found = replace(found, by_position=_by_position(mine, x, y, chosen))
+            found = replace(found, by_position=_distance_by_position(mine, x, y, chosen))
     return replace(found, std_ratio=ratio, outside=outside)
 
 
@@ -379,7 +391,7 @@ def position_axis(point: str) -> int:
     return 1 if point in ("scores", "probs") else 0  # [heads, tokens, keys]
 
 
-def _by_position(
+def _distance_by_position(
     record: RecordLike, x: Array, y: Array, chosen: Array
 ) -> tuple[float | None, ...] | None:
     """Return ||x-y|| / ||y|| of each token position; None where rows belong to no positions."""
@@ -400,22 +412,26 @@ def _by_position(
     return tuple(value if there else None for value, there in zip(told, some, strict=True))
 
 
-def dtypes_of(a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike) -> tuple[str, str]:
+def record_dtypes(
+    a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike
+) -> tuple[str, str]:
     """Return the arithmetic of two records of these traces."""
-    return arithmetic(of_a, a.dtype), arithmetic(of_b, b.dtype)
+    return run_arithmetic(of_a, a.dtype), run_arithmetic(of_b, b.dtype)
 
 
-def _without(key: str, bound: Threshold, why: str, beyond: bool = False) -> PointDiff:
+def _uncompared_point(key: str, bound: Threshold, why: str, beyond: bool = False) -> PointDiff:
     """Return a point without numbers, and why."""
     return PointDiff(key, None, None, None, bound.rel_l2, beyond, why)
 
 
-def _judged(found: Apart, key: str, discrete: bool, bound: Threshold, coarse: float) -> PointDiff:
+def _judge_point(
+    found: PointDistance, key: str, discrete: bool, bound: Threshold, coarse: float
+) -> PointDiff:
     """Hold what was measured to the point's bound; printed values may be `coarse` off each."""
     rms, odd = found.rms, found.nonfinite
     if found.count and not rms and not found.largest and not discrete:
         why = odd.says("this side", "the reference") if odd else "zero on both sides"
-        return replace(_without(key, bound, f"{why}: nothing was measured"), nonfinite=odd)
+        return replace(_uncompared_point(key, bound, f"{why}: nothing was measured"), nonfinite=odd)
     peak = found.largest / rms if rms else float("inf") if found.largest else 0.0
     share = coarse / rms if rms else 0.0
     limit, max_limit = bound.rel_l2 + share, bound.max_over_rms + share
@@ -429,7 +445,7 @@ def _judged(found: Apart, key: str, discrete: bool, bound: Threshold, coarse: fl
     )  # fmt: skip
 
 
-def _by_census(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
+def _reason_not_numbers(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
     """Say what keeps values from being compared, and whether one side alone is not finite."""
     why = "only statistics were kept; save the values"
     if a.stats is None or b.stats is None:
@@ -440,14 +456,14 @@ def _by_census(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
     return f"{mine} values are NaN or infinite, {other} of the reference's; {why}", True
 
 
-def _ratio(a: RecordLike, b: RecordLike) -> float | None:
+def _std_ratio(a: RecordLike, b: RecordLike) -> float | None:
     """Return a's standard deviation over b's, None where either is not known or 0."""
     if a.stats is None or b.stats is None or not a.stats.std or not b.stats.std:
         return None
     return float(a.stats.std / b.stats.std)
 
 
-def _chosen(a: "Array | None", b: "Array | None", size: int) -> "Array":
+def _present_values(a: "Array | None", b: "Array | None", size: int) -> "Array":
     """Return which values of both are there."""
     chosen = np.ones(size, np.bool_)
     for mask in (a, b):
@@ -456,7 +472,7 @@ def _chosen(a: "Array | None", b: "Array | None", size: int) -> "Array":
     return chosen
 
 
-def _earlier(record: RecordLike, before: int) -> "Array":
+def _values_before(record: RecordLike, before: int) -> "Array":
     """Return which values belong to token positions before a given one."""
     size = int(np.prod(record.shape))
     if record.positions is None:
@@ -474,7 +490,7 @@ def _earlier(record: RecordLike, before: int) -> "Array":
     return chosen.reshape(-1)
 
 
-def _other_rows(a: tuple[int, ...], b: tuple[int, ...]) -> str:
+def _other_rows_text(a: tuple[int, ...], b: tuple[int, ...]) -> str:
     """Say how the token positions of two records' rows differ."""
     if len(a) != len(b):
         return f"rows of {len(a)} positions against {len(b)}"
@@ -484,15 +500,15 @@ def _other_rows(a: tuple[int, ...], b: tuple[int, ...]) -> str:
     return f"{len(a)} rows each, but row {row} is of position {a[row]} against {b[row]}"
 
 
-def _apart(a: RecordLike | None, b: RecordLike | None) -> bool:
+def _have_other_rows(a: RecordLike | None, b: RecordLike | None) -> bool:
     """Say whether two records hold other rows, or another number of values."""
-    return a is not None and b is not None and bool(_unlike(a, b))
+    return a is not None and b is not None and bool(_reason_not_comparable(a, b))
 
 
-def _unlike(a: RecordLike, b: RecordLike) -> str:
+def _reason_not_comparable(a: RecordLike, b: RecordLike) -> str:
     """Say why two records cannot be compared, "" if they can."""
     if a.positions is not None and b.positions is not None and a.positions != b.positions:
-        return _other_rows(a.positions, b.positions)
+        return _other_rows_text(a.positions, b.positions)
     count_a, count_b = 1, 1
     for size in a.shape:
         count_a *= size

@@ -27,7 +27,7 @@ from aprfmt.model.hf_folder import (
     FolderTexts,
     HFFolder,
     find_weights,
-    in_hub_cache,
+    hub_cache_snapshot,
     read_folder,
 )
 from aprfmt.model.relations import Relation, relations, wrong_modules
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from aprfmt.base.protocols import TensorInfo
     from aprfmt.model.kinds import Kind
     from aprfmt.model.resolve import Resolution
-    from aprfmt.model.unread import Unread
+    from aprfmt.model.unread import UndecodedPacking
     from aprfmt.tensors.restoration import Restoration
     from aprfmt.tokenizer import Tokenizer
     from aprfmt.tokenizer.carried import Carried
@@ -158,9 +158,12 @@ class Model(Mapping[str, View], Tabular):
         return self[name] if name in self._lazy else default
 
     def _not_found(self, name: str) -> str:
-        from aprfmt.model.patterns import near
+        from aprfmt.model.patterns import similar_names
 
-        return f"{self.path}: no tensor {name!r}; near names: {', '.join(near(name, self._lazy))}"
+        return (
+            f"{self.path}: no tensor {name!r}; near names: "
+            f"{', '.join(similar_names(name, self._lazy))}"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._lazy)
@@ -321,9 +324,9 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer, built from what this format carries; FormatError if it carries none."""
-        from aprfmt.tokenizer import load
+        from aprfmt.tokenizer import load_tokenizer
 
-        return load(self)
+        return load_tokenizer(self)
 
     @cached_property
     def records(self) -> "Restoration":
@@ -333,12 +336,12 @@ class Model(Mapping[str, View], Tabular):
         return read_restoration(self.metadata, str(self.path))
 
     @cached_property
-    def unread(self) -> "Unread | None":
+    def unread(self) -> "UndecodedPacking | None":
         """The packed weights in config.json that no codec here decodes; None if there are none."""
-        from aprfmt.model.unread import unread
+        from aprfmt.model.unread import undecoded_packing
 
         why = str(self._unread[0]) if self._unread else ""
-        return unread(self._lazy, self._packing, why)
+        return undecoded_packing(self._lazy, self._packing, why)
 
     @property
     def notes(self) -> Sequence[Note]:
@@ -358,10 +361,10 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _two_packings(self) -> Note | None:
-        from aprfmt.model.packing import two_packings
+        from aprfmt.model.packing import conflicting_packings
 
         try:
-            return two_packings(self)
+            return conflicting_packings(self)
         except FormatError:
             return None  # told where the packing is read
 
@@ -460,20 +463,20 @@ def open_model(
     if path.name == "config.json" and can_list(path.parent) and path.is_file():
         path = path.parent  # the folder is meant: a configuration alone is no model
     if not path.exists():
-        cached = in_hub_cache(str(path))
+        cached = hub_cache_snapshot(str(path))
         if cached is None:
-            from aprfmt.model.missing_path import missing_path
+            from aprfmt.model.missing_path import missing_path_message
 
-            raise UsageError(missing_path(path))
+            raise UsageError(missing_path_message(path))
         path = cached
     if path.is_dir():
         named_folder = True
         path = find_weights(path)
     with pause_collector():  # its walks over a million tensors take longer than all else
-        return _opened(path, named_folder, arch, partial, damaged, allow_missing, rename)
+        return _open_checked(path, named_folder, arch, partial, damaged, allow_missing, rename)
 
 
-def _opened(
+def _open_checked(
     path: Path,
     named_folder: bool,
     arch: str | None,
@@ -482,7 +485,8 @@ def _opened(
     allow_missing: Sequence[str],
     rename: Sequence[Rename],
 ) -> Model:
-    source = _open_source(_whole_set(path), partial, damaged)
+    """Open a model and check that it is whole."""
+    source = _open_source(_shard_index_of(path), partial, damaged)
     folder, wrong = None, None
     try:
         keyed = FORMATS[source.format].keys_like or source.format
@@ -494,7 +498,7 @@ def _opened(
                     raise
                 folder, wrong = HFFolder(path.parent, None, FolderTexts(path.parent)), error
         if rename:
-            source, folder = _renamed(source, folder, rename)
+            source, folder = _rename_source(source, folder, rename)
         model = Model(source, folder, arch, allow_missing, damaged)
         if wrong is not None:
             model._fault(wrong)
@@ -504,7 +508,7 @@ def _opened(
         raise
 
 
-def _renamed(
+def _rename_source(
     source: Source, folder: HFFolder | None, rules: Sequence[Rename]
 ) -> tuple[Source, HFFolder | None]:
     """Return a file with its tensors and modules renamed; UsageError for a rule without effect."""
@@ -517,7 +521,7 @@ def _renamed(
     return RenamedSource(source, rules), folder
 
 
-def _whole_set(path: Path) -> Path:
+def _shard_index_of(path: Path) -> Path:
     """Return the shard index beside `path` if `path` is named like a shard, else `path`."""
     if re.fullmatch(r"pytorch_model-\d{5}-of-\d{5}\.bin", path.name):
         index = path.with_name(PICKLED_INDEX)
@@ -527,7 +531,7 @@ def _whole_set(path: Path) -> Path:
     return index if shard and index.is_file() else path
 
 
-def recognised(path: Path) -> str:
+def recognize_format(path: Path) -> str:
     """Return the format of a file or folder as a key of FORMATS, also if the file is damaged.
 
     Raises FormatError or UsageError if it is not a model.

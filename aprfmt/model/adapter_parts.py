@@ -81,7 +81,7 @@ def adapter_parts(model: "Model") -> AdapterParts:
     return AdapterParts(frozenset(spellings), factors, whole, tuple(stray))
 
 
-def unwrapped(module: str) -> tuple[str, int]:
+def unwrap_module(module: str) -> tuple[str, int]:
     """Return the name of a module without PEFT's wrappers, and how many of them stood there."""
     depth = 0
     while module.endswith(WRAPPED):
@@ -113,7 +113,7 @@ def _is_target_module(config: Mapping[str, Any], module: str) -> bool:
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
-def by_pattern(patterns: Any, module: str, default: Any) -> Any:
+def value_by_pattern(patterns: Any, module: str, default: Any) -> Any:
     """Return PEFT's value of a module: of the first pattern that ends its name, else `default`."""
     for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
         if matches_start(rf"(.*\.)?({pattern})$", module):
@@ -121,12 +121,12 @@ def by_pattern(patterns: Any, module: str, default: Any) -> Any:
     return default
 
 
-def scale_of(config: Mapping[str, Any], alpha: float, rank: int) -> float:
+def adapter_scale(config: Mapping[str, Any], alpha: float, rank: int) -> float:
     """Return the scale of a pair: alpha / r, with rsLoRA alpha / sqrt(r)."""
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
 
-def own_alpha(model: "Model", parts: AdapterParts, module: str) -> float | None:
+def stored_alpha(model: "Model", parts: AdapterParts, module: str) -> float | None:
     """Return the strength that an adapter's file has beside a pair; None where it has none."""
     name = parts.factors[module].get("alpha")
     if name is None:
@@ -151,13 +151,13 @@ def alpha_contradiction(config: Mapping[str, Any], parts: AdapterParts, model: "
         return ""
     apart = []
     for module, own in parts.factors.items():
-        alpha = own_alpha(model, parts, module)
-        claimed = by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 0))
+        alpha = stored_alpha(model, parts, module)
+        claimed = value_by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 0))
         factor = own.get("a")
         if alpha is None or factor is None or not isinstance(claimed, int | float):
             continue
         rank = model[factor].shape[0]
-        scale = scale_of(config, float(claimed), rank)
+        scale = adapter_scale(config, float(claimed), rank)
         if rank and not math.isclose(alpha / rank, scale, rel_tol=1e-3):
             apart.append((own["alpha"], alpha, alpha / rank, scale))
     if not apart:
@@ -183,7 +183,7 @@ def merge_obstacle(
     for key in _UNREAD:
         if config.get(key):
             return f"{key} of adapter_config.json is not read here"
-    odd_pair = _lacking_parameter(config, parts)
+    odd_pair = _parameter_obstacle(config, parts)
     if odd_pair:
         return odd_pair
     began = config.get("init_lora_weights")
@@ -201,11 +201,11 @@ def merge_obstacle(
     return "" if compare else alpha_contradiction(config, parts, model)
 
 
-def _lacking_parameter(config: Mapping[str, Any], parts: AdapterParts) -> str:
+def _parameter_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
     """Return what is wrong with the pairs for single parameters, "" where nothing is."""
     depths: dict[str, set[int]] = {}
     for module in parts.factors:
-        name, depth = unwrapped(module)
+        name, depth = unwrap_module(module)
         depths.setdefault(name, set()).add(depth)
     for name, found in depths.items():
         asked = target_parameters(config, name)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import ArchError
-from aprfmt.model.relations import Relation, entry
-from aprfmt.model.renames import command
+from aprfmt.model.relations import Relation, opening_path
+from aprfmt.model.renames import command_line
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup, BoundNames
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 _LEAST = 2  # tensors that must fit only when turned: one alone may be damaged in another way
 
 
-def turned(
+def turn_axes(
     spec: "ArchSpec",
     bound: "BoundNames",
     shapes: Mapping[str, Shape],
@@ -42,8 +42,8 @@ def turned(
         steps = (TransposedEach(), *group.binding.steps)
         other = replace(group, binding=replace(group.binding, steps=steps))
         matrices = all(len(shape) > 1 for shape in straight)
-        if matrices and not _fits(spec, group, straight, hyper):
-            if _fits(spec, other, straight, hyper):
+        if matrices and not _shapes_fit(spec, group, straight, hyper):
+            if _shapes_fit(spec, other, straight, hyper):
                 if any(isinstance(step, Transposed) for step in group.binding.steps):
                     published = "[in, out]"
                 found += zip(group.stored, straight, strict=True)
@@ -52,10 +52,12 @@ def turned(
         made.append(group)
     if len(found) < _LEAST:
         return bound, ()
-    return replace(bound, groups=tuple(made)), (_relation(found, published, path),)
+    return replace(bound, groups=tuple(made)), (_axes_relation(found, published, path),)
 
 
-def _fits(spec: "ArchSpec", group: "BoundGroup", stored: list[Shape], hyper: "HyperParams") -> bool:
+def _shapes_fit(
+    spec: "ArchSpec", group: "BoundGroup", stored: list[Shape], hyper: "HyperParams"
+) -> bool:
     """Say whether stored shapes give every role of a group the shape the configuration asks for."""
     from aprfmt.arch.binding import logical_shapes
     from aprfmt.arch.required_roles import logical_shape
@@ -70,7 +72,8 @@ def _fits(spec: "ArchSpec", group: "BoundGroup", stored: list[Shape], hyper: "Hy
         return False
 
 
-def _relation(found: list[tuple[str, Shape]], published: str, path: Path) -> Relation:
+def _axes_relation(found: list[tuple[str, Shape]], published: str, path: Path) -> Relation:
+    """Return the relation of weights whose axes are exchanged."""
     other = "[in, out]" if published == "[out, in]" else "[out, in]"
     stacked = any(len(shape) > 2 for _, shape in found)
     right, wrong = (f"[experts, {each[1:]}" if stacked else each for each in (published, other))
@@ -79,4 +82,6 @@ def _relation(found: list[tuple[str, Shape]], published: str, path: Path) -> Rel
         (f"{name} {list(shape)}", f"{[*shape[:-2], shape[-1], shape[-2]]}") for name, shape in found
     )
     where = tuple(name for name, _ in found)
-    return Relation("axes", says, where, examples, command("convert", entry(path), "OUT"))
+    return Relation(
+        "axes", says, where, examples, command_line("convert", opening_path(path), "OUT")
+    )

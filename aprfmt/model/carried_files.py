@@ -17,7 +17,7 @@ SAFETENSORS = "aprfmt.source.metadata"  # JSON: the `__metadata__` of a file tha
 BARE = "aprfmt.metadata"  # JSON {key: value}: values without a type in the target
 
 
-def foreign(model: "Model") -> Mapping[str, Any]:
+def foreign_records(model: "Model") -> Mapping[str, Any]:
     """Return the keys of a GGUF that a file in another format keeps, each with type and value."""
     text = model.metadata.get(FOREIGN)
     return json_object(text, f"{model.path}: {FOREIGN}") if isinstance(text, str) else {}
@@ -31,12 +31,13 @@ def foreign_keys(model: "Model") -> Mapping[str, Any]:
     found = {
         key: row[1] if isinstance(row, list) and len(row) == 2 else row
         for record in (FOREIGN, FOREIGN_TOKENIZER)
-        for key, row in _record(model, record).items()
+        for key, row in _foreign_record(model, record).items()
     }
-    return {**found, **_record(model, SAFETENSORS), **_record(model, BARE)}
+    return {**found, **_foreign_record(model, SAFETENSORS), **_foreign_record(model, BARE)}
 
 
-def _record(model: "Model", key: str) -> Mapping[str, Any]:
+def _foreign_record(model: "Model", key: str) -> Mapping[str, Any]:
+    """Return the record of another format's keys under a key; {} without one."""
     text = model.metadata.get(key)
     return json_object(text, f"{model.path}: {key}") if isinstance(text, str) else {}
 

@@ -13,7 +13,7 @@ from aprfmt.arch.required_roles import collapse_roles
 from aprfmt.arch.spec import split_key
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
-from aprfmt.model.patterns import matcher, near
+from aprfmt.model.patterns import similar_names, spelling_predicate
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
@@ -27,13 +27,15 @@ _MAX_BYTES = 1 << 20
 _SHOWN = 5
 
 
-def accepts(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]:
+def absence_predicate(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]:
     """Return a function that says whether the user or the file accepts that a role key is missing.
 
     Raises UsageError if a pattern matches no role, FormatError if the record is not a list.
     """
     recorded = set(recorded_missing(model.metadata, str(model.path)))
-    matchers = [_matcher(spec, pattern, str(model.path)) for pattern in model.allow_missing]
+    matchers = [
+        _pattern_predicate(spec, pattern, str(model.path)) for pattern in model.allow_missing
+    ]
 
     def accept(key: str) -> bool:
         if key in recorded or split_key(key)[1] in recorded:
@@ -56,16 +58,16 @@ def _spellings(spec: "ArchSpec", key: str) -> list[str]:
     return [key, role, *names]
 
 
-def _matcher(spec: "ArchSpec", pattern: str, where: str) -> Callable[[str], bool]:
+def _pattern_predicate(spec: "ArchSpec", pattern: str, where: str) -> Callable[[str], bool]:
     """Return the predicate of a pattern; UsageError if the pattern matches no role."""
     layer = _layer_of(pattern)
     keys = [f"L{layer}.{rule.role}" if rule.layered else rule.role for rule in spec.tensors]
     every = [spelling for key in keys for spelling in _spellings(spec, key)]
-    match = matcher(pattern, every)
+    match = spelling_predicate(pattern, every)
     if not any(map(match, every)):
         raise UsageError(
             f"{where}: {OPTION} {pattern!r} names no tensor of {spec.name}; near names: "
-            f"{', '.join(near(pattern, every))}"
+            f"{', '.join(similar_names(pattern, every))}"
         )
     return match
 
@@ -92,17 +94,17 @@ def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ..
     return tuple(found)
 
 
-def record(keys: Sequence[str], required: Sequence[str]) -> str:
+def missing_record(keys: Sequence[str], required: Sequence[str]) -> str:
     """Return the record of role keys that are missing on purpose."""
     return json.dumps(collapse_roles(keys, required), separators=(",", ":"))
 
 
-def listed(keys: Sequence[str]) -> str:
+def list_keys(keys: Sequence[str]) -> str:
     """Return the first few keys for a sentence."""
     return ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
 
 
-def refuse_incomplete(
+def require_complete(
     resolution: "Resolution", where: object, error: type[AprfmtError] = ArchError
 ) -> None:
     """Raise `error` if required tensors are missing and neither user nor file accepts it."""
@@ -119,12 +121,13 @@ def refuse_incomplete(
         todo += " ..." if len(wishes) > _SHOWN else ""
     raise error(
         f"{where}: {len(found.missing)} of {found.expected} tensors are missing that "
-        f"{resolution.spec.name} needs: {listed(found.missing)}; expected what the configuration "
+        f"{resolution.spec.name} needs: {list_keys(found.missing)}; expected what the "
+        f"configuration "
         f"demands; {todo}"
     )
 
 
-def refuse_to_run(resolution: "Resolution", where: object) -> None:
+def check_runnable(resolution: "Resolution", where: object) -> None:
     """Raise ArchError for an architecture without a forward pass, or if tensors are missing.
 
     Missing ones may be accepted, but not those that a forward pass must have.
@@ -141,18 +144,19 @@ def refuse_to_run(resolution: "Resolution", where: object) -> None:
             f"{where}: the model has {both}; no published {resolution.spec.name} has both, so that "
             "nothing says how they go together: expected one of them"
         )
-    refuse_incomplete(resolution, where)
+    require_complete(resolution, where)
     vital = resolution.coverage.vital
     if vital:
         raise ArchError(
             f"{where}: {len(vital)} tensors are missing that no forward pass of "
-            f"{resolution.spec.name} can do without: {listed(vital)}; {OPTION} helps with biases, "
+            f"{resolution.spec.name} can do without: {list_keys(vital)}; {OPTION} helps with "
+            f"biases, "
             "with q/k-norms that are all gone and with a head the embedding can replace; get the "
             "file again"
         )
 
 
-def refuse_to_predict(spec: "ArchSpec", where: object) -> None:
+def check_predicts(spec: "ArchSpec", where: object) -> None:
     """Raise UsageError for an encoder, which has no head: nothing follows a text."""
     if spec.block.head == "none":
         raise UsageError(
@@ -170,5 +174,5 @@ def accepted_text(resolution: "Resolution") -> str:
     roles = collapse_roles(found.accepted, found.required)
     return (
         f"{len(found.accepted)} of {found.expected} required tensors are missing and accepted as "
-        f"such ({OPTION}, or {RECORD} in the file): {listed(roles)}"
+        f"such ({OPTION}, or {RECORD} in the file): {list_keys(roles)}"
     )

@@ -10,7 +10,7 @@ from aprfmt.arch.draft_head import HeadNames, head_hyper, head_role, head_spec
 from aprfmt.arch.required_roles import coverage
 from aprfmt.arch.spec import ArchSpec, HyperParams, split_key
 from aprfmt.errors import ArchError
-from aprfmt.model.completeness import listed
+from aprfmt.model.completeness import list_keys
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def draft_head(model: "Model") -> DraftHead:
     if style not in model.spec.draft:
         raise ArchError(
             f"{model.path}: no draft head of {model.spec.name} is known in {style or 'any'} names; "
-            f"expected one of {', '.join(_known())}"
+            f"expected one of {', '.join(_known_architectures())}"
         )
     spec, hyper = head_spec(model.spec), head_hyper(model.spec, model.hyper)
     count = int(model.hyper["n_layers"])
@@ -48,16 +48,16 @@ def draft_head(model: "Model") -> DraftHead:
         head_role(key): view for key, view in model.roles.items() if split_key(key)[0] == count
     }
     if not roles:
-        raise ArchError(f"{model.path}: {_absent(model, spec, style, renamed)}")
-    shared = _shared(model, roles)
+        raise ArchError(f"{model.path}: {_absence_text(model, spec, style, renamed)}")
+    shared = _shared_roles(model, roles)
     found = {key: role.shape for key, role in roles.items()}
     found |= {key: model.roles[theirs].shape for key, theirs in shared.items()}
     judged = coverage(spec, hyper, found)
     if judged.missing:
-        names = _names(spec, style, renamed, judged.missing, hyper)
+        names = _names_of_roles(spec, style, renamed, judged.missing, hyper)
         raise ArchError(
             f"{model.path}: the draft head lacks {len(judged.missing)} of {judged.expected} "
-            f"tensors: {listed(names)}; {TODO}"
+            f"tensors: {list_keys(names)}; {TODO}"
         )
     for key, shape, wanted in judged.misshapen:
         raise ArchError(
@@ -67,7 +67,7 @@ def draft_head(model: "Model") -> DraftHead:
     return DraftHead(spec, hyper, roles, shared)
 
 
-def in_head(model: "Model", names: Collection[str]) -> bool:
+def is_draft_head(model: "Model", names: Collection[str]) -> bool:
     """Say whether these tensors, by stored names or role keys, are all of the draft head."""
     if not model.spec.draft or not names:
         return False
@@ -75,12 +75,12 @@ def in_head(model: "Model", names: Collection[str]) -> bool:
     return all(name in draft or (split_key(name)[0] or 0) >= count for name in names)
 
 
-def _known() -> list[str]:
+def _known_architectures() -> list[str]:
     """Return the architectures whose draft heads are known."""
     return [name for name in ARCHS if ARCHS[name].draft]
 
 
-def _shared(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
+def _shared_roles(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
     """Return the roles that the file does not store for the head, as roles of the model."""
     shared = {} if EMBED in roles else {EMBED: EMBED}
     if OUTPUT in roles:
@@ -90,7 +90,7 @@ def _shared(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
     return shared if shared else {OUTPUT: EMBED}  # tied to the model's embedding, not to its own
 
 
-def _names(
+def _names_of_roles(
     spec: ArchSpec, style: str, renamed: HeadNames, keys: Sequence[str], hyper: HyperParams
 ) -> tuple[str, ...]:
     """Return what a file would call the tensors of these roles."""
@@ -98,16 +98,16 @@ def _names(
     return tuple(renamed.stored(name) for group in groups for name in group.stored)
 
 
-def _absent(model: "Model", spec: ArchSpec, style: str, renamed: HeadNames) -> str:
+def _absence_text(model: "Model", spec: ArchSpec, style: str, renamed: HeadNames) -> str:
     """Return that no tensor of the head is there, and whether the file says there is one."""
     own = renamed.own
-    stated = _stated(model, spec)
+    stated = _stated_layers(model, spec)
     if stated is None:
         return f"has no draft head: no tensor such as {own[0]}, and no key that says it has one"
-    return f"{stated} is said, but no tensor of the draft head is there ({listed(own)}); {TODO}"
+    return f"{stated} is said, but no tensor of the draft head is there ({list_keys(own)}); {TODO}"
 
 
-def _stated(model: "Model", spec: ArchSpec) -> str | None:
+def _stated_layers(model: "Model", spec: ArchSpec) -> str | None:
     """Return the key and value that say how many draft layers there are; None without one."""
     config = model.config or {}
     inner = config.get("text_config")

@@ -98,7 +98,7 @@ def pooling_file(folder: HFFolder | None) -> dict[str, Value]:
     return {POOLING: parse_config(read_text(target, MAX_CONFIG).encode(), target)}
 
 
-def ours(name: str) -> bool:
+def is_our_name(name: str) -> bool:
     """Say whether aprfmt writes files of this name: --force may replace only those."""
     return (
         name in TEXT_FILES
@@ -153,13 +153,13 @@ def find_weights(folder: Path) -> Path:
     for name in (INDEX, WEIGHTS):
         if (folder / name).is_file():
             return folder / name
-    found = candidates(folder)
+    found = model_candidates(folder)
     if len(found) == 1:
         return found[0]
     if not found:
         if (folder / PIPELINE).is_file():
-            raise UsageError(_pipeline(folder))
-        snapshot = of_cache(folder)
+            raise UsageError(_pipeline_text(folder))
+        snapshot = snapshot_of_cache(folder)
         if snapshot is not None:
             return find_weights(snapshot)
         pickled = pickled_weights(folder)
@@ -183,13 +183,13 @@ def find_weights(folder: Path) -> Path:
     raise UsageError(f"{folder}: holds several models ({names}); name one of them")
 
 
-def _pipeline(folder: Path) -> str:
+def _pipeline_text(folder: Path) -> str:
     """Return what a pipeline's folder is, and its parts that are models."""
     index = parse_config(read_text(folder / PIPELINE, MAX_CONFIG).encode(), folder / PIPELINE)
     name = index.get("_class_name", "")
     named = [key for key, value in index.items() if isinstance(value, list)]
     every = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    parts = [name for name in every if candidates(folder / name)]
+    parts = [name for name in every if model_candidates(folder / name)]
     lacking = [key for key in named if key in every and key not in parts and key in _WEIGHTED]
     lacking += [key for key in named if key not in every and key in _WEIGHTED]
     shown = ", ".join(str(folder / part) for part in parts) or "none of them is here"
@@ -199,7 +199,7 @@ def _pipeline(folder: Path) -> str:
     )
 
 
-def candidates(folder: Path) -> list[Path]:
+def model_candidates(folder: Path) -> list[Path]:
     """Return the model files of a folder by extension, later shards of a split left out."""
     shard = re.compile(r"-(\d{5})-of-\d{5}\.(?:gguf|apr|safetensors)$")
     found = []
@@ -238,14 +238,14 @@ def _is_pickled(path: Path) -> bool:
         return recognise(bytes(file.view[:4096]), file.size)
 
 
-def in_hub_cache(name: str) -> Path | None:
+def hub_cache_snapshot(name: str) -> Path | None:
     """Return the newest snapshot folder of `org/name` in the local hub cache, or None."""
     if name.count("/") != 1 or name.startswith((".", "/")):
         return None
     return newest_snapshot(hub_cache() / ("models--" + name.replace("/", "--")), name)
 
 
-def of_cache(folder: Path) -> Path | None:
+def snapshot_of_cache(folder: Path) -> Path | None:
     """Return the snapshot of a folder inside a hub cache: a repository, or a cache of only one.
 
     None for any other folder. Raises UsageError with the names where a cache holds several.
@@ -273,13 +273,14 @@ def newest_snapshot(repository: Path, asked: str = "") -> Path | None:
 
     Where `asked` names the repository, the user is told which commit it is.
     """
-    found = _snapshot(repository)
+    found = _cached_snapshot(repository)
     if asked and found is not None:
         TRAFFIC.tell(f"{asked}: read from the local hub cache, commit {found.name}")
     return found
 
 
-def _snapshot(repository: Path) -> Path | None:
+def _cached_snapshot(repository: Path) -> Path | None:
+    """Return the snapshot of a repository's folder in a cache."""
     snapshots = repository / "snapshots"
     if not snapshots.is_dir():
         return None

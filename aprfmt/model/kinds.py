@@ -18,7 +18,7 @@ from aprfmt.model.adapter_parts import (
     alpha_contradiction,
     merge_obstacle,
     target_parameters,
-    unwrapped,
+    unwrap_module,
 )
 from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
 
@@ -53,12 +53,12 @@ FACTOR_PARTS = (".alpha", ".lora_magnitude_vector", ".lora_magnitude_vector.weig
 
 
 def _is_adapter(model: "Model") -> bool:
-    if _type(model) == "adapter":
+    if _general_type(model) == "adapter":
         return True
     return model.format != "gguf" and any(map(methodcaller("endswith", FACTORS), model))
 
 
-def _adapter(model: "Model") -> str:
+def _adapter_text(model: "Model") -> str:
     """Return what an adapter is: its rank, its alpha, and what it belongs to."""
     config = peft_config(model)
     parts = adapter_parts(model)
@@ -74,15 +74,17 @@ def _adapter(model: "Model") -> str:
     found = f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
     if parts.whole:
         each = [f"{name} {list(model[stored].shape)}" for name, stored in parts.whole.items()]
-        found += f", {len(each)} of them whole ({_listed(each)})"
+        found += f", {len(each)} of them whole ({_list_names(each)})"
     if parts.stray:
-        found += f", {len(parts.stray)} no part of an adapter and left out ({_listed(parts.stray)})"
+        found += (
+            f", {len(parts.stray)} no part of an adapter and left out ({_list_names(parts.stray)})"
+        )
     return found
 
 
 def _rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]) -> int:
     """Return the rank of a pair; in the file that of stacked experts is as often as they are."""
-    if target_parameters(config, unwrapped(module)[0]) and isinstance(config.get("r"), int):
+    if target_parameters(config, unwrap_module(module)[0]) and isinstance(config.get("r"), int):
         return int(config["r"])
     return (
         min(min(shape) for shape in shapes if len(shape) > 1)
@@ -91,7 +93,8 @@ def _rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
+    """Return the first few names for a sentence."""
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
@@ -107,12 +110,12 @@ def _adapter_next(model: "Model") -> str:
     merge = f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path})"
     if parts.whole:
         return f"{merge}, which alone takes whole tensors along"
-    if any(target_parameters(config, unwrapped(module)[0]) for module in parts.factors):
+    if any(target_parameters(config, unwrap_module(module)[0]) for module in parts.factors):
         return f"{merge}, the one form that pairs for single parameters have here"
     return f"{merge}, or write it in another form (aprfmt convert ADAPTER OUT --base BASE)"
 
 
-def without_stray(model: "Model", names: Sequence[str]) -> str:
+def drop_stray_command(model: "Model", names: Sequence[str]) -> str:
     """Return the command that writes an adapter without tensors that are no part of one."""
     drop = " ".join(f"--drop {name}" for name in names)
     return f"aprfmt convert {model.path} OUT --generic {drop}"
@@ -130,17 +133,19 @@ def peft_config(model: "Model") -> dict[str, Any]:
             return {}
 
 
-def _type(model: "Model") -> object:
+def _general_type(model: "Model") -> object:
+    """Return a GGUF's `general.type`."""
     return model.metadata.get("general.type")
 
 
 def _is_imatrix(model: "Model") -> bool:
-    return _type(model) == "imatrix" or (
+    return _general_type(model) == "imatrix" or (
         len(model) > 0 and all(name.endswith((".in_sum2", ".counts")) for name in model)
     )
 
 
-def _imatrix(model: "Model") -> str:
+def _imatrix_text(model: "Model") -> str:
+    """Return what an importance matrix is."""
     weights = sum(name.endswith(".in_sum2") for name in model)
     sets: Any = model.metadata.get("imatrix.datasets")
     of = ""
@@ -159,10 +164,13 @@ def _is_projector(model: "Model") -> bool:
     if model.metadata.get("clip.projector_type") in PROJECTORS.values():
         return False
     tower = model.metadata.get("general.architecture") == "clip"
-    return _type(model) == "mmproj" or (tower and any(name.startswith("mm.") for name in model))
+    return _general_type(model) == "mmproj" or (
+        tower and any(name.startswith("mm.") for name in model)
+    )
 
 
-def _projector(model: "Model") -> str:
+def _projector_text(model: "Model") -> str:
+    """Return what a projector's file is."""
     kind = model.metadata.get("clip.projector_type")
     of = f" of type {shorten(kind, 40)}" if isinstance(kind, str) else ""
     return f"a multimodal projector (mmproj){of}: the vision or audio half of a model"
@@ -172,7 +180,8 @@ def _is_vocabulary(model: "Model") -> bool:
     return not len(model) and "tokenizer.ggml.tokens" in model.metadata
 
 
-def _vocabulary(model: "Model") -> str:
+def _vocabulary_text(model: "Model") -> str:
+    """Return what a file with a vocabulary alone is."""
     tokens: Any = model.metadata["tokenizer.ggml.tokens"]
     return f"a vocabulary of {len(tokens)} tokens without weights"
 
@@ -187,7 +196,8 @@ def _is_own_format(model: "Model") -> bool:
     return model.key_style == "safetensors" and sum(name in model for name in _OWN) > 1
 
 
-def _own_format(model: "Model") -> str:
+def _own_format_text(model: "Model") -> str:
+    """Return what a model in Mistral's or Meta's own format is."""
     beside = " with params.json" if model.path.with_name("params.json").is_file() else ""
     return (
         f"a model in Mistral's (and Meta's) own format{beside}: names like {_OWN[0]}, rows of q "
@@ -196,14 +206,14 @@ def _own_format(model: "Model") -> str:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("adapter", _is_adapter, _adapter, _adapter_next),
-    Kind("imatrix", _is_imatrix, _imatrix, lambda model: (
+    Kind("adapter", _is_adapter, _adapter_text, _adapter_next),
+    Kind("imatrix", _is_imatrix, _imatrix_text, lambda model: (
         f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {model.path} uses it")),
-    Kind("projector", _is_projector, _projector, lambda model: (
+    Kind("projector", _is_projector, _projector_text, lambda model: (
         f"the language model is in another file; aprfmt tensors {model.path} lists this one")),
-    Kind("vocabulary", _is_vocabulary, _vocabulary, lambda model: (
+    Kind("vocabulary", _is_vocabulary, _vocabulary_text, lambda model: (
         f"aprfmt tokenize {model.path} TEXT uses it")),
-    Kind("own_format", _is_own_format, _own_format, lambda model: (
+    Kind("own_format", _is_own_format, _own_format_text, lambda model: (
         "convert it to Hugging Face's first, with transformers' convert_mistral_weights_to_hf.py "
         "(convert_llama_weights_to_hf.py for Llama), and open that folder"), foreign=True),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from aprfmt.arch.aliases import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
-from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, pattern_of
+from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
 from aprfmt.model.sidecar_files import FOLDER, file_row
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import SECTIONS
@@ -213,7 +213,7 @@ class _Maker:
             self.of_config = None if own else found.report
         except AprfmtError:
             pass
-        self.towers = tuple(towers(model))
+        self.towers = tuple(towers_beside_text(model))
 
     def made(self, kinds: Collection[Kind]) -> Ledger:
         """Return it."""
@@ -289,7 +289,7 @@ class _Maker:
             else:
                 reading, of = "unread", "there is no tokenizer.json, which is read here"
         if reading == "unread" and not of:
-            of = _contents(path)
+            of = _file_contents_text(path)
         return Item("file", path.name, reading, of, path)  # type: ignore[arg-type]
 
     @cached_property
@@ -329,7 +329,7 @@ class _Maker:
                 why = "is not there" if file not in here else "does not hold it"
                 yield Item("index entry", name, "contradicted", f"{file} {why}")
         for key, value in getattr(source, "index_metadata", {}).items():
-            yield _by_pattern("index entry", f"metadata.{key}", key, FILES["index"], value)
+            yield _item_by_pattern("index entry", f"metadata.{key}", key, FILES["index"], value)
 
     # --- tensors -------------------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ class _Maker:
             elif weight != stored and reading == "unread":
                 of = f"part of {weight}"
             elif reading == "unread" and not of:
-                row = pattern_of(TENSORS, stored)
+                row = matching_row(TENSORS, stored)
                 of = "" if row is None else row.source
             yield Item("tensor", stored, reading, of)
 
@@ -385,7 +385,7 @@ class _Maker:
                 reading: Reading = "role" if known else "unread"
                 yield Item("tensor", name, reading, "importance of a weight" if known else "")
                 continue
-            yield Item("adapter tensor", name, *_of_adapter(name, whole))
+            yield Item("adapter tensor", name, *_adapter_reading(name, whole))
 
     # --- keys ----------------------------------------------------------------------------------
 
@@ -399,13 +399,13 @@ class _Maker:
             prefix = f"{self.model.metadata.get('general.architecture', '')}."
         for key in self.model.metadata:
             value = partial(self.model.metadata.__getitem__, key)
-            said = _reported(report, key, self.spec, style, prefix)
+            said = _reading_by_report(report, key, self.spec, style, prefix)
             if said is not None:
                 yield Item("metadata key", key, *said, value)
             elif key in self.model:  # torchao describes each weight under its name
                 yield Item("metadata key", key, "part of", "what is said of that tensor", value)
             else:
-                yield _by_pattern("metadata key", key, key, rows, value)
+                yield _item_by_pattern("metadata key", key, key, rows, value)
 
     def config(self) -> Iterator[Item]:
         """Yield the keys of config.json, nested ones by their path."""
@@ -425,7 +425,7 @@ class _Maker:
             if isinstance(value, Mapping):
                 yield Item("config key", path, "without effect", "an empty object", value)
                 continue
-            said = _reported(self.of_config, path, self.spec, "hf", "")
+            said = _reading_by_report(self.of_config, path, self.spec, "hf", "")
             if said is None or said[0] == "unread":
                 said = self._of_tower(path) or said
             if said is None:
@@ -446,7 +446,7 @@ class _Maker:
         if not self._holds_tower:
             return "without effect", "the file holds no tower"
         for report in here:
-            said = _reported(report, path, None, "hf", "")
+            said = _reading_by_report(report, path, None, "hf", "")
             if said is not None and said[0] != "unread":
                 return said
         from aprfmt.arch.other_keys import known_rows
@@ -509,7 +509,7 @@ class _Maker:
 
     def _of_file(self, file: str, key: str, value: Value) -> Item:
         kind: Kind = "generation setting" if file.startswith("generation") else "tokenizer part"
-        return _by_pattern(kind, f"{file}: {key}", key, FILES[file], value)
+        return _item_by_pattern(kind, f"{file}: {key}", key, FILES[file], value)
 
     def _carried(self) -> Mapping[str, Value]:
         """Return the keys of another format that the file keeps, by name."""
@@ -563,7 +563,7 @@ class Surplus:
         return digest.hexdigest()
 
 
-def _contents(path: Path) -> str:
+def _file_contents_text(path: Path) -> str:
     """Return what an unread file of weights holds; "" for others, or where it cannot be read."""
     if path.suffix != ".safetensors":
         return ""
@@ -595,7 +595,7 @@ def _whole_modules(model: "Model") -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _of_adapter(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
+def _adapter_reading(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
     """Return the reading of an adapter's tensor."""
     from aprfmt.model.kinds import FACTOR_PARTS, FACTORS
 
@@ -613,7 +613,7 @@ def _of_adapter(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
     return "unread", ""
 
 
-def towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
+def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
     """Yield the towers that a whole multimodal model holds beside its text, and their tensors.
 
     A tower stands beside the language model, never below it: what lies under that prefix is read by
@@ -651,7 +651,7 @@ def towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
             yield best
 
 
-def _reported(
+def _reading_by_report(
     report: "KeyReport | None", key: str, spec: "ArchSpec | None", style: str, prefix: str
 ) -> tuple[Reading, str] | None:
     """Return what reading the hyperparameters made of a key; None where it says nothing."""
@@ -661,9 +661,9 @@ def _reported(
         return "contradicted", report.contradicted[key]
     if key in report.read:
         return "hyperparameter", report.read[key]
-    if _below(key, report.unknown):
+    if _is_below(key, report.unknown):
         return "unread", ""
-    if _below(key, report.ignored):
+    if _is_below(key, report.ignored):
         from aprfmt.arch.other_keys import known_rows
 
         known = known_rows(style)
@@ -679,13 +679,16 @@ def _reported(
     return None
 
 
-def _below(key: str, rows: Sequence[str]) -> bool:
+def _is_below(key: str, rows: Sequence[str]) -> bool:
     """Say whether a key is one of some, or stands in an object that is one of them."""
     return key in rows or any(key.startswith(f"{row}.") for row in rows)
 
 
-def _by_pattern(kind: Kind, name: str, key: str, rows: Sequence[KeyPattern], value: Value) -> Item:
-    row = pattern_of(rows, key)
+def _item_by_pattern(
+    kind: Kind, name: str, key: str, rows: Sequence[KeyPattern], value: Value
+) -> Item:
+    """Return the item of a key by the rows of patterns."""
+    row = matching_row(rows, key)
     if row is None:
         return Item(kind, name, "unread", "", value)
     return Item(kind, name, row.reading, row.source, value, row.as_stored)
@@ -717,7 +720,7 @@ def not_compared(a: Ledger, b: Ledger, kinds: Collection[Kind] = KINDS) -> tuple
         left, right = a.of_kind(kind), b.of_kind(kind)
         for name in dict.fromkeys((*left, *right)):
             x, y = left.get(name), right.get(name)
-            one = _held_together(kind, name, x, y, a, b)
+            one = _compare_items(kind, name, x, y, a, b)
             if one is not None:
                 found.append(one)
     for label, side in (("A", a), ("B", b)):
@@ -729,9 +732,10 @@ def not_compared(a: Ledger, b: Ledger, kinds: Collection[Kind] = KINDS) -> tuple
     return tuple(found)
 
 
-def _held_together(
+def _compare_items(
     kind: Kind, name: str, x: Item | None, y: Item | None, a: Ledger, b: Ledger
 ) -> NotCompared | None:
+    """Return what was not compared of an item that both sides have; None where it is equal."""
     there = x or y
     assert there is not None
     if x is not None and y is not None:
@@ -760,27 +764,30 @@ def same_content(x: Value, y: Value) -> bool:
     """Say whether two items hold the same: values as plain data, files byte for byte."""
     x, y = (each() if isinstance(each, (partial, Surplus)) else each for each in (x, y))
     if isinstance(x, Path) and isinstance(y, Path):
-        return _same_file(x, y)
+        return _files_equal(x, y)
     return bool(_plain(x) == _plain(y))
 
 
-def _same_file(x: Path, y: Path) -> bool:
+def _files_equal(x: Path, y: Path) -> bool:
+    """Return whether two files hold the same bytes."""
     if x.is_dir() or y.is_dir():
-        return x.is_dir() and y.is_dir() and _same_folder(x, y)
+        return x.is_dir() and y.is_dir() and _folders_equal(x, y)
     try:
         if x.stat().st_size != y.stat().st_size:
             return False
-        return x.samefile(y) or _digest(x) == _digest(y)
+        return x.samefile(y) or _file_digest(x) == _file_digest(y)
     except OSError:
         return False
 
 
-def _same_folder(x: Path, y: Path) -> bool:
+def _folders_equal(x: Path, y: Path) -> bool:
+    """Return whether two folders hold the same files."""
     mine, theirs = ({each.name: each for each in side.iterdir()} for side in (x, y))
-    return mine.keys() == theirs.keys() and all(_same_file(mine[n], theirs[n]) for n in mine)
+    return mine.keys() == theirs.keys() and all(_files_equal(mine[n], theirs[n]) for n in mine)
 
 
-def _digest(path: Path) -> bytes:
+def _file_digest(path: Path) -> bytes:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
@@ -801,7 +808,7 @@ def _plain(value: Value) -> Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class VerdictWords:
     """What is said where all agrees, where something does not, and where that is not known."""
 
     yes: str
@@ -854,24 +861,24 @@ def array_items(kind: Kind, names: Collection[str], why: str = "") -> tuple[NotC
     return tuple(NotCompared(kind, name, "unread", why) for name in names)
 
 
-def accepted(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
+def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
     """Return whether an item is accepted by `unread:PATTERN`s: globs of its name, or its kind.
 
     UsageError for a pattern that is not one.
     """
-    from aprfmt.model.patterns import matcher
+    from aprfmt.model.patterns import spelling_predicate
 
     begin = "unread:"
     wanted = [each.removeprefix(begin) for each in patterns if each.startswith(begin)]
 
     def accept(row: NotCompared) -> bool:
         names = (row.name, f"{row.kind} {row.name}", row.kind)
-        return any(matcher(each, names)(name) for each in wanted for name in names)
+        return any(spelling_predicate(each, names)(name) for each in wanted for name in names)
 
     return accept
 
 
-def pronounce(words: Words, compared: Compared, accept: Collection[str] = ()) -> Pronounced:
+def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] = ()) -> Pronounced:
     """Return the verdict over what was compared: the only place where one is made.
 
     1: a difference is established, or an item that can carry meaning is on one side only, or is
@@ -879,13 +886,13 @@ def pronounce(words: Words, compared: Compared, accept: Collection[str] = ()) ->
     nothing was. 0: all that can carry meaning agrees; what is unread is byte for byte equal, or
     accepted.
     """
-    taken = accepted(accept)
+    taken = acceptance_predicate(accept)
     passed = [row for row in compared.left if taken(row)]
     left = tuple(row for row in compared.left if not taken(row))
     apart = [row for row in left if row.state in APART]
     unreadable = [row for row in left if row.state in OPEN]
     equal = [row for row in left if row.state in ("equal", "unread")]
-    outside = _listed("; not compared", [row for row in left if row.state == "no counterpart"])
+    outside = _list_items("; not compared", [row for row in left if row.state == "no counterpart"])
     scope = compared.says
     of = compared.scope or (f": {scope}" if scope else "")
     plain = f", {scope}" if scope else ""
@@ -893,32 +900,38 @@ def pronounce(words: Words, compared: Compared, accept: Collection[str] = ()) ->
     plain = compared.scope or plain
     counted = sum(done for done, _ in compared.counts.values())
     if compared.differs or apart:
-        rest = _listed("; not compared", [*apart, *unreadable])
-        rest += _listed("; accepted, not compared", passed) + _listed("; not read here", equal)
+        rest = _list_items("; not compared", [*apart, *unreadable])
+        rest += _list_items("; accepted, not compared", passed) + _list_items(
+            "; not read here", equal
+        )
         rest += outside
         held = f"{words.yes} in what was compared{of}" if counted else words.no
         begin = f"{words.no}{plain}" if compared.differs else held
         return Pronounced(words.no, f"{begin}{rest}", 1, left)
     known = [row for row in equal if row.state == "equal"]
     if unreadable or not (counted or known or passed):
-        rest = _listed("; could not be compared", unreadable)
+        rest = _list_items("; could not be compared", unreadable)
         nothing = "" if rest or compared.scope else "; nothing was compared"
         return Pronounced(words.undecided, f"{words.undecided}{plain}{rest}{nothing}", 2, left)
     if passed or outside:
-        rest = _listed("; accepted, not compared", passed) + _listed("; not read here", equal)
+        rest = _list_items("; accepted, not compared", passed) + _list_items(
+            "; not read here", equal
+        )
         rest += outside
         return Pronounced(words.yes, f"{words.yes} in what was compared{of}{rest}", 0, left)
-    return Pronounced(words.yes, f"{words.yes}{plain}{_listed('; not read here', equal)}", 0, left)
+    return Pronounced(
+        words.yes, f"{words.yes}{plain}{_list_items('; not read here', equal)}", 0, left
+    )
 
 
-def listed_items(rows: Sequence[NotCompared], begin: str = "; not compared") -> str:
+def items_clause(rows: Sequence[NotCompared], begin: str = "; not compared") -> str:
     """Return what a sentence ends with about items that were not compared; "" without any."""
     equal = [row for row in rows if row.state == "equal"]
     others = [row for row in rows if row.state != "equal"]
-    return _listed(begin, others) + _listed("; not read here, and equal", equal)
+    return _list_items(begin, others) + _list_items("; not read here, and equal", equal)
 
 
-def _listed(begin: str, rows: Sequence[NotCompared]) -> str:
+def _list_items(begin: str, rows: Sequence[NotCompared]) -> str:
     """Return items in words; more than two of a kind are their count, and two of them."""
     if not rows:
         return ""
@@ -933,14 +946,14 @@ def _listed(begin: str, rows: Sequence[NotCompared]) -> str:
         whys = {row.why for row in same}
         why = f" ({same[0].why})" if len(whys) == 1 and same[0].why else ""
         named = ", ".join(row.name for row in same[:_ALIKE])
-        said.append((f"{len(same)} {plural(kind)}{place}: {named}, ...{why}", len(same)))
+        said.append((f"{len(same)} {plural_of_kind(kind)}{place}: {named}, ...{why}", len(same)))
     left = sum(count for _, count in said[_SHOWN:])
     return f"{begin}: {'; '.join(text for text, _ in said[:_SHOWN])}" + (
         f"; {left} more" if left else ""
     )
 
 
-def plural(kind: str) -> str:
+def plural_of_kind(kind: str) -> str:
     """Return the word for several items of a kind: index entries, scales of activations."""
     first, of, rest = kind.partition(" of ")
     several = re.sub(r"(?<=[^aeiou])y$", "ie", first) + "s"

@@ -18,7 +18,7 @@ from aprfmt.formats.bounded_json import dumps, load_file
 from aprfmt.formats.mapped_file import Shard, open_bytes
 from aprfmt.formats.shard_set import MAX_INDEX
 from aprfmt.model import Model
-from aprfmt.model.patterns import select
+from aprfmt.model.patterns import matching_indices
 from aprfmt.model.resolve import spellings
 from aprfmt.tensors.digest import file_sha256, raw_sha256, sha256, view_sha256
 from aprfmt.tensors.view import View
@@ -63,7 +63,7 @@ def tensor_rows(
     if patterns:
         every = spellings(model)
         names_of = [every.get(side.name, (side.name, *side.names)) for side in sides]
-        sides = [sides[i] for i in select(names_of, patterns, str(model.path))]
+        sides = [sides[i] for i in matching_indices(names_of, patterns, str(model.path))]
     if not raw_only:
         model.remember()  # every byte is read for both digests
     rows = []
@@ -103,7 +103,7 @@ def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
     rows: list[FileRow] = []
     for path, shard in zip(source.files, source.shards, strict=True):
         row = _plain_row(path)
-        row["outside"] = _outside(path, shard)
+        row["outside"] = _digest_outside_tensors(path, shard)
         if blocks:
             row["blocks"] = {"size": BLOCK, "sha256": _blocks(path)}
         rows.append(row)
@@ -126,21 +126,23 @@ def _blocks(path: Path) -> list[str]:
         return [sha256([window]) for window in file.windows(0, file.size, BLOCK)]
 
 
-def _outside(path: Path, shard: Shard[Any]) -> str:
+def _digest_outside_tensors(path: Path, shard: Shard[Any]) -> str:
     """Return SHA-256 of the bytes of a file that belong to no tensor."""
 
     def gaps(file: ByteSource) -> Iterator[memoryview]:
         plain = shard.data is shard.file  # tensors of a compressed file lie nowhere
         infos = shard.parsed.infos.values() if plain else ()
         tensors = sorted((info.offset, info.offset + info.nbytes) for info in infos)
-        for _, piece in between(file, [*tensors, (file.size, file.size)]):
+        for _, piece in bytes_between(file, [*tensors, (file.size, file.size)]):
             yield piece
 
     with closing(open_bytes(path)) as file:
         return sha256(gaps(file))
 
 
-def between(file: ByteSource, parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, memoryview]]:
+def bytes_between(
+    file: ByteSource, parts: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset, bytes) of what stands before and between parts (first, end), in windows."""
     at = 0
     for start, stop in parts:
@@ -150,8 +152,8 @@ def between(file: ByteSource, parts: Iterable[tuple[int, int]]) -> Iterator[tupl
         at = max(at, stop)
 
 
-def check_place(model: Path, *, force: bool = False) -> None:
-    """Raise the OutputError of `write` at once: before everything is hashed, or even fetched."""
+def check_writable(model: Path, *, force: bool = False) -> None:
+    """Raise the OutputError of `write_manifest` at once, before anything is hashed or fetched."""
     files = FileSet(force=force)
     try:
         files.create(manifest_path(model))
@@ -159,7 +161,7 @@ def check_place(model: Path, *, force: bool = False) -> None:
         files.discard()
 
 
-def write(
+def write_manifest(
     model: Model, tensors: Sequence[TensorRow], *, force: bool = False, blocks: bool = False
 ) -> Path:
     """Publish the manifest beside the model; OutputError where one is there and not `force`."""
@@ -175,12 +177,12 @@ def write(
     return path
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
     """Return a manifest; FormatError for a file that is not one, or is damaged."""
-    return parse(load_file(path, max_bytes=MAX_MANIFEST), path)
+    return parse_manifest(load_file(path, max_bytes=MAX_MANIFEST), path)
 
 
-def parse(manifest: Any, path: Path) -> dict[str, Any]:
+def parse_manifest(manifest: Any, path: Path) -> dict[str, Any]:
     """Return the JSON value of a manifest; FormatError if the file is not a manifest."""
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no hash manifest; expected schema {SCHEMA}")
@@ -196,12 +198,12 @@ def parse(manifest: Any, path: Path) -> dict[str, Any]:
         )
         if not whole:
             raise FormatError(f"{path}: its list of {part} is damaged; write it again")
-    if not all(_sound_blocks(row) for row in manifest["files"]):
+    if not all(_has_valid_blocks(row) for row in manifest["files"]):
         raise FormatError(f"{path}: its digests of blocks are damaged; write it again")
     return manifest
 
 
-def _sound_blocks(row: FileRow) -> bool:
+def _has_valid_blocks(row: FileRow) -> bool:
     """Say whether a file's row has no digests of blocks, or as many as it has blocks."""
     if "blocks" not in row:
         return True
@@ -216,7 +218,7 @@ def _sound_blocks(row: FileRow) -> bool:
     )
 
 
-def compare(
+def compare_manifest(
     manifest: Mapping[str, Any],
     model: Model,
     tensors: Sequence[TensorRow],
@@ -234,14 +236,14 @@ def compare(
     failures = [
         {"key": key, "what": what}
         for key in keys
-        if (what := _tensor_differs(expected.get(key), found.get(key)))
+        if (what := _tensor_difference(expected.get(key), found.get(key)))
     ]
     if selected or manifest.get("format") != model.format:
         return failures
-    return [*failures, *_files_differ(manifest["files"], file_rows(model), bool(failures))]
+    return [*failures, *_file_differences(manifest["files"], file_rows(model), bool(failures))]
 
 
-def pronounced(
+def pronounce_manifest(
     manifest: Mapping[str, Any],
     failures: Sequence[Failure],
     tensors: Sequence[TensorRow],
@@ -249,11 +251,11 @@ def pronounced(
     *,
     selected: bool = False,
 ) -> "Pronounced":
-    """Return the verdict on a model that was held against a manifest; see `compare`.
+    """Return the verdict on a model that was held against a manifest; see `compare_manifest`.
 
     Files of the folder that no manifest has and nothing reads are named.
     """
-    from aprfmt.model.ledger import Compared, Kind, NotCompared, Words, ledger, pronounce
+    from aprfmt.model.ledger import Compared, Kind, NotCompared, VerdictWords, ledger, pronounce
 
     files: tuple[Kind, ...] = ("file",)
     apart = {row["key"] for row in failures}
@@ -264,12 +266,13 @@ def pronounced(
         left = (*left, NotCompared("section", "keys and texts", "no counterpart", why))
     broken = [row for row in failures if row["what"].startswith(_CANNOT)]
     unread = (NotCompared("tensor", row["key"], "unreadable", row["what"]) for row in broken)
-    words = Words("equal to the manifest", "not what the manifest says")
+    words = VerdictWords("equal to the manifest", "not what the manifest says")
     counts = {"tensors": (done, len(tensors))}
     return pronounce(words, Compared(len(failures) > len(broken), counts, (*left, *unread)))
 
 
-def _tensor_differs(expected: TensorRow | None, found: TensorRow | None) -> str:
+def _tensor_difference(expected: TensorRow | None, found: TensorRow | None) -> str:
+    """Return how a tensor differs from its row, "" where it does not."""
     if found is None:
         return "missing in the model"
     if expected is None:
@@ -285,7 +288,7 @@ def _tensor_differs(expected: TensorRow | None, found: TensorRow | None) -> str:
     return "" if raw else "stored bytes differ"
 
 
-def _files_differ(
+def _file_differences(
     expected: Sequence[FileRow], found: Sequence[FileRow], tensors_differ: bool
 ) -> Iterator[Failure]:
     """Yield failures of whole files: weights in their order, whatever their names are now."""

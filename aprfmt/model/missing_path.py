@@ -5,15 +5,15 @@ import re
 from pathlib import Path
 
 from aprfmt.formats import FORMATS
-from aprfmt.model.hf_folder import candidates
-from aprfmt.model.patterns import close
+from aprfmt.model.hf_folder import model_candidates
+from aprfmt.model.patterns import close_names
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _HOST = re.compile(r"(?:www\.|huggingface\.co/|hf\.co/)")
 _MOST = 3
 
 
-def missing_path(path: Path) -> str:
+def missing_path_message(path: Path) -> str:
     """Return why a path names no model, as one line: near names, a repository, a missing folder."""
     text = str(path)
     said = f"{text}: no such file or folder"
@@ -26,10 +26,10 @@ def missing_path(path: Path) -> str:
         if _is_repository(text):
             return f"{said} here or in the local hub cache; on the Hugging Face hub: hf://{text}"
         return f"{said}: there is no folder {folder}"
-    near = _near(path)
+    near = _near_names(path)
     if near:
         return f"{said}; near names: {', '.join(near)}"
-    models = [str(each) for each in candidates(folder)[:_MOST]]
+    models = [str(each) for each in model_candidates(folder)[:_MOST]]
     return f"{said}; models there: {', '.join(models)}" if models else said
 
 
@@ -39,9 +39,10 @@ def _is_repository(text: str) -> bool:
     return bool(_REPOSITORY.fullmatch(text)) and not text.endswith(tuple(every))
 
 
-def _near(path: Path) -> list[str]:
+def _near_names(path: Path) -> list[str]:
+    """Return the names in the folder that are spelled like a path's."""
     try:
         names = {name.lower(): name for name in os.listdir(path.parent) if name[:1] != "."}
     except OSError:
         return []
-    return [str(path.parent / names[each]) for each in close(path.name.lower(), names, _MOST)]
+    return [str(path.parent / names[each]) for each in close_names(path.name.lower(), names, _MOST)]

@@ -22,7 +22,7 @@ _SHOWN = 3  # names in a line
 MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what config.json lacks}
 
 
-def packing_said(config: Mapping[str, Value] | None, name: str) -> str:
+def packing_reading(config: Mapping[str, Value] | None, name: str) -> str:
     """Return what is said of a part of packed weights that no claim is about; "" for others."""
     from aprfmt.codecs.dialects import beside_codes
 
@@ -43,9 +43,9 @@ def packing_config(model: "Model") -> Mapping[str, Value] | None:
     section = None if config is None else quantization_section(config)
     method = None if section is None else section.get("quant_method")
     if section is not None and method == "torchao":
-        found = dict(_described(model)) or section.get(TENSORS, {})
+        found = dict(_torchao_descriptions(model)) or section.get(TENSORS, {})
         return {**(config or {}), SECTIONS[0]: {**section, TENSORS: found}}
-    said = _modelopt_said(model) if method in (None, "modelopt") else None
+    said = _modelopt_section(model) if method in (None, "modelopt") else None
     if said is None or (section is not None and (method is None or _SIZE not in said)):
         return config
     if section is not None:  # the section of W4A16_AWQ says no size of groups
@@ -53,9 +53,9 @@ def packing_config(model: "Model") -> Mapping[str, Value] | None:
     return {**(config or {}), SECTIONS[0]: {**said, "quant_method": "modelopt"}}
 
 
-def _modelopt_said(model: "Model") -> Mapping[str, Value] | None:
+def _modelopt_section(model: "Model") -> Mapping[str, Value] | None:
     """Return what ModelOpt's own file says, None without one; FormatError where it is damaged."""
-    text = _modelopt_text(model)
+    text = _modelopt_file(model)
     if text is None:
         return None
     where = f"{model.path}: {MODELOPT_FILE}"
@@ -65,12 +65,12 @@ def _modelopt_said(model: "Model") -> Mapping[str, Value] | None:
     return said
 
 
-def two_packings(model: "Model") -> Note | None:
+def conflicting_packings(model: "Model") -> Note | None:
     """Return a warning where ModelOpt's own file names another algorithm than config.json."""
     section = quantization_section(model.config or {})
     if section is None or section.get("quant_method") != "modelopt":
         return None
-    said = _modelopt_said(model) or {}
+    said = _modelopt_section(model) or {}
     stated, other = section.get("quant_algo"), said.get("quant_algo")
     if None in (stated, other) or stated == other:
         return None
@@ -119,7 +119,7 @@ def partial_input_scales(model: "Model") -> Note | None:
     return None
 
 
-def _described(model: "Model") -> Iterator[tuple[str, Value]]:
+def _torchao_descriptions(model: "Model") -> Iterator[tuple[str, Value]]:
     """Yield what torchao's metadata say of each weight; FormatError where that is damaged."""
     metadata = model.metadata
     carried = metadata.get(SAFETENSORS)
@@ -132,7 +132,7 @@ def _described(model: "Model") -> Iterator[tuple[str, Value]]:
             yield name, json_object(text, f"{model.path}: metadata {name}")
 
 
-def without_described(metadata: Mapping[str, Value]) -> dict[str, Value]:
+def without_torchao_metadata(metadata: Mapping[str, Value]) -> dict[str, Value]:
     """Return the metadata of safetensors without what torchao says of its weights."""
     if _TORCHAO not in metadata:
         return dict(metadata)
@@ -143,7 +143,8 @@ def without_described(metadata: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
-def _modelopt_text(model: "Model") -> str | None:
+def _modelopt_file(model: "Model") -> str | None:
+    """Return the text of hf_quant_config.json, None without it."""
     if model.folder is not None:
         return model.folder.texts.get(MODELOPT_FILE)
     if not any(name.endswith("_scale") for name in model.source.tensors):

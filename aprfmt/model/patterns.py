@@ -14,7 +14,7 @@ from fnmatch import translate
 from aprfmt.errors import UsageError
 
 
-def matcher(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
+def spelling_predicate(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that says whether one spelling matches; `every` holds all spellings.
 
     Raises UsageError for a broken regular expression.
@@ -39,7 +39,7 @@ def matcher(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
     return from_the_left if any(map(from_the_left, every)) else anywhere
 
 
-def matchers(
+def spelling_predicates(
     patterns: Iterable[str], every: Sequence[str], subject: str
 ) -> list[Callable[[str], bool]]:
     """Return one predicate per pattern; `every` holds all spellings.
@@ -48,23 +48,25 @@ def matchers(
     """
     found = []
     for pattern in patterns:
-        matches = matcher(pattern, every)
+        matches = spelling_predicate(pattern, every)
         if not any(map(matches, every)):
             raise UsageError(
                 f"{subject}: no tensor matches {pattern!r}; near names: "
-                f"{', '.join(near(pattern, every)) or 'none'}"
+                f"{', '.join(similar_names(pattern, every)) or 'none'}"
             )
         found.append(matches)
     return found
 
 
-def select(spellings: Sequence[Sequence[str]], patterns: Iterable[str], subject: str) -> list[int]:
+def matching_indices(
+    spellings: Sequence[Sequence[str]], patterns: Iterable[str], subject: str
+) -> list[int]:
     """Return the indices whose spellings match any pattern, in order.
 
     Every pattern must match something: otherwise UsageError with three near names.
     """
     every = [name for names in spellings for name in names]
-    wanted = matchers(patterns, every, subject)
+    wanted = spelling_predicates(patterns, every, subject)
     return [
         i
         for i, names in enumerate(spellings)
@@ -72,13 +74,13 @@ def select(spellings: Sequence[Sequence[str]], patterns: Iterable[str], subject:
     ]
 
 
-def select_one(spellings: Sequence[Sequence[str]], pattern: str, subject: str) -> int:
+def one_matching_index(spellings: Sequence[Sequence[str]], pattern: str, subject: str) -> int:
     """Return the index of the one tensor with exactly this spelling, else of the one match.
 
     Raises UsageError where a pattern matches none, or several.
     """
     exact = [i for i, names in enumerate(spellings) if pattern in names]
-    found = exact if len(exact) == 1 else select(spellings, [pattern], subject)
+    found = exact if len(exact) == 1 else matching_indices(spellings, [pattern], subject)
     if len(found) > 1:
         shown = ", ".join(spellings[i][0] for i in found[:4])
         dots = ", ..." if len(found) > 4 else ""
@@ -88,12 +90,12 @@ def select_one(spellings: Sequence[Sequence[str]], pattern: str, subject: str) -
     return found[0]
 
 
-def close(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+def close_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` names close enough to be what `name` meant, best first; may be empty."""
     return get_close_matches(name, dict.fromkeys(names), count, cutoff=0.6)
 
 
-def near(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+def similar_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` names that look like `name`, best first."""
     every = list(dict.fromkeys(names))
     found = get_close_matches(name, every, count, cutoff=0.3) if len(every) <= 20_000 else []

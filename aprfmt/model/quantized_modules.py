@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING
 from aprfmt.arch.name_templates import PREFIXES, strip_prefix
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.protocols import Value
-from aprfmt.codecs.module_lists import MORE, claims, fits_any, list_of, lists, method_of, untargeted
+from aprfmt.codecs.module_lists import (
+    MORE,
+    claims_packed,
+    fits_any,
+    group_without_modules,
+    leaves_out,
+    list_of,
+    method_of,
+)
 from aprfmt.errors import AprfmtError, CodecError
 from aprfmt.model.packing import packing_config
-from aprfmt.model.patterns import close
-from aprfmt.model.relations import Relation, entry
-from aprfmt.model.renames import command
+from aprfmt.model.patterns import close_names
+from aprfmt.model.relations import Relation, opening_path
+from aprfmt.model.renames import command_line
 from aprfmt.tensors.companions import key_of_section, quantization_section
 
 if TYPE_CHECKING:
@@ -54,10 +62,10 @@ def wrong_claims(model: "Model") -> Relation | None:
     if section is None or method_of(section) is None:
         return None
     try:
-        plain, packed = _modules(model)
+        plain, packed = _plain_and_packed(model)
         if not packed:
             return None
-        return _relation(model, section, plain, packed)
+        return _claim_relation(model, section, plain, packed)
     except (AprfmtError, CodecError):
         return None  # told where the section, or the architecture, is read
 
@@ -71,10 +79,10 @@ def stale_names(model: "Model") -> list[tuple[str, str]]:
     if section is None or method_of(section) is None:
         return []
     own = {name.rpartition(".")[0]: None for name in model.source.tensors}
-    every = dict.fromkeys(_spelled(_with_parents(own)))
-    listed = [*list_of(section)[1], *_also(section)]
+    every = dict.fromkeys(_module_spellings(_with_parents(own)))
+    listed = [*list_of(section)[1], *_listed_modules(section)]
     return [
-        (name, next(iter(close(name, own, 1)), ""))
+        (name, next(iter(close_names(name, own, 1)), ""))
         for name in listed
         if _is_full(name) and name not in every and not fits_any(section, name, every)
     ]
@@ -84,7 +92,8 @@ def _is_full(name: str) -> bool:
     return name.count(".") > 1 and not any(mark in name for mark in "*^$\\[](){}|+?:")
 
 
-def _also(section: Section) -> list[str]:
+def _listed_modules(section: Section) -> list[str]:
+    """Return the modules that a section lists as left out."""
     more = section.get(MORE)
     return [name for name in more if isinstance(name, str)] if isinstance(more, list) else []
 
@@ -99,7 +108,7 @@ def _with_parents(modules: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def _spelled(modules: Iterable[str]) -> list[str]:
+def _module_spellings(modules: Iterable[str]) -> list[str]:
     """Return modules under every name that the two official layouts have for them."""
     found: dict[str, None] = {}
     for module in modules:
@@ -108,7 +117,7 @@ def _spelled(modules: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def _modules(model: "Model") -> tuple[dict[str, None], dict[str, None]]:
+def _plain_and_packed(model: "Model") -> tuple[dict[str, None], dict[str, None]]:
     """Return the modules of projections with plain weights, and of all packed weights."""
     plain: dict[str, None] = {}
     packed: dict[str, None] = {}
@@ -127,22 +136,23 @@ def _modules(model: "Model") -> tuple[dict[str, None], dict[str, None]]:
     return plain, packed
 
 
-def _wrong(
+def _wrong_modules(
     section: Section, plain: Iterable[str], packed: Collection[str]
 ) -> tuple[list[str], list[str]]:
     """Return the plain modules that are claimed as packed, and the packed ones that are not."""
-    claimed = [name for name in plain if claims(section, name, _spelled([name]))]
-    claimed += [name for name in plain if name in _also(section) and name not in claimed]
-    left = [name for name in packed if lists(section, name)]
-    if not left and untargeted(section, _spelled(packed)):
+    claimed = [name for name in plain if claims_packed(section, name, _module_spellings([name]))]
+    claimed += [name for name in plain if name in _listed_modules(section) and name not in claimed]
+    left = [name for name in packed if leaves_out(section, name)]
+    if not left and group_without_modules(section, _module_spellings(packed)):
         left = list(packed)
     return claimed, left
 
 
-def _relation(
+def _claim_relation(
     model: "Model", section: Section, plain: Collection[str], packed: Collection[str]
 ) -> Relation | None:
-    claimed, left = _wrong(section, plain, packed)
+    """Return the relation of modules that are claimed wrongly; None where none is."""
+    claimed, left = _wrong_modules(section, plain, packed)
     if not claimed and not left:
         return None
     key = list_of(section)[0]
@@ -151,30 +161,32 @@ def _relation(
     if claimed:
         parts.append(
             f"{len(claimed)} weights are plain, and config.json claims them as packed "
-            f"({_listed(claimed)}): loaders look for their codes and drop the weights"
+            f"({_list_names(claimed)}): loaders look for their codes and drop the weights"
         )
     if left:
-        group = untargeted(section, _spelled(packed))
+        group = group_without_modules(section, _module_spellings(packed))
         why = f"the targets of {group} fit none" if group else f"{key} leaves them as they are"
         parts.append(
-            f"{len(left)} weights are packed, and by config.json they are plain ({_listed(left)}): "
+            f"{len(left)} weights are packed, and by config.json they are plain "
+            f"({_list_names(left)}): "
             f"{why}, so that loaders drop their codes"
         )
     if stale:
         name, nearest = stale[0]
         near = f", the nearest is {nearest}" if nearest else ""
         parts.append(f"{len(stale)} names of {key} are no module here ({name}{near})")
-    remedy = _remedy(model, section, plain, packed, [name for name, _ in stale])
+    remedy = _remedy_command(model, section, plain, packed, [name for name, _ in stale])
     where = tuple(f"{name}{_WEIGHT}" for name in (*claimed, *left))
     return Relation("claims", "; ".join(parts), where, (), remedy)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
+    """Return the first few names for a sentence."""
     more = ", ..." if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
 
 
-def _remedy(
+def _remedy_command(
     model: "Model",
     section: Section,
     plain: Collection[str],
@@ -197,23 +209,23 @@ def _remedy(
     ]
     made: dict[str, Value] = {**section, key: kept}
     edits: dict[str, Value] = {}
-    group = untargeted(section, _spelled(packed))
+    group = group_without_modules(section, _module_spellings(packed))
     if group:
         groups = section["config_groups"]
         made["config_groups"] = {group: {**groups[group], "targets": ["Linear"]}}
         edits[f"{place}.config_groups.{group}.targets"] = ["Linear"]
-    for name in _wrong(made, plain, packed)[0]:
-        if claims(made, name, _spelled([name])):
-            kept = [*kept, _covering(name, packed, method.form)]
+    for name in _wrong_modules(made, plain, packed)[0]:
+        if claims_packed(made, name, _module_spellings([name])):
+            kept = [*kept, _covering_name(name, packed, method.form)]
             made[key] = kept
     edits[f"{place}.{key}"] = kept
-    if _wrong(made, plain, packed) != ([], []):
+    if _wrong_modules(made, plain, packed) != ([], []):
         return ""
     pairs = [f"config.json:{where}={json.dumps(value)}" for where, value in edits.items()]
-    return command("set", entry(model.path), *pairs, "--in-place")
+    return command_line("set", opening_path(model.path), *pairs, "--in-place")
 
 
-def _covering(module: str, packed: Iterable[str], form: str) -> str:
+def _covering_name(module: str, packed: Iterable[str], form: str) -> str:
     """Return the listed name, by a method's `form`, that fits a plain module and no packed one.
 
     It is that of all modules with its last two names, where none of them is packed.

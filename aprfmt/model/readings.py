@@ -304,11 +304,12 @@ TENSORS: tuple[KeyPattern, ...] = (
 )
 
 
-def pattern_of(rows: Iterable[Row], name: str) -> Row | None:
+def matching_row(rows: Iterable[Row], name: str) -> Row | None:
     """Return the first row whose `names`, a regular expression, a whole name fits; else None."""
-    return next((row for row in rows if _form(row.names).fullmatch(name)), None)
+    return next((row for row in rows if _name_pattern(row.names).fullmatch(name)), None)
 
 
 @cache
-def _form(names: str) -> re.Pattern[str]:
+def _name_pattern(names: str) -> re.Pattern[str]:
+    """Return the compiled regular expression of names."""
     return re.compile(names)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.model.relations import Relation, entry, of_names
+from aprfmt.model.relations import Relation, opening_path, rename_relation
 from aprfmt.model.renames import (
     Rename,
-    command,
+    command_line,
     component_rules,
     numbering_rule,
     prefix_rules,
     rename_names,
 )
-from aprfmt.model.solve import solved
+from aprfmt.model.solve import solve_key
 from aprfmt.model.towers import has_towers, tower_name, tower_rule
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _ROUNDS = 3  # kinds of rules that one relation may have, one after the other
 NAMES_OF = {"gguf": ("gguf", "llama.cpp"), "safetensors": ("hf", "Hugging Face")}
 
 
-def related(
+def resolve_related(
     model: "Model",
     read: Read,
     find_spec: "Callable[[], ArchSpec]",
@@ -52,22 +52,24 @@ def related(
         found = read(None, None)
     except ArchError as problem:
         error = problem
-    better = _found_again(model, read, find_spec, found)
-    if better is None and (error is not None or (found is not None and _misfits(found))):
-        better = solved(model, found, error, again)
+    better = _resolve_renamed(model, read, find_spec, found)
+    if better is None and (error is not None or (found is not None and _has_misfits(found))):
+        better = solve_key(model, found, error, again)
     if better is None:
         if found is None:
             assert error is not None
             raise error
-        better = _towers_found(model, read, found)
-    return _in_container(model, better)
+        better = _resolve_towers(model, read, found)
+    return _note_container_names(model, better)
 
 
-def _found_again(
+def _resolve_renamed(
     model: "Model", read: Read, find_spec: "Callable[[], ArchSpec]", found: "Resolution | None"
 ) -> "Resolution | None":
     """Return the resolution under renames that bring missing tensors back; None if none do."""
-    if found is not None and not (_absent(found) and (found.unclaimed or _beyond(found))):
+    if found is not None and not (
+        _missing_roles(found) and (found.unclaimed or _has_uncounted_layers(found))
+    ):
         return None
     try:
         spec = find_spec() if found is None else found.spec
@@ -77,30 +79,30 @@ def _found_again(
     for style in dict.fromkeys(styles):
         best, rules = found, list[Rename]()
         for _ in range(_ROUNDS):
-            step = _one_step(model, spec, style, read, best, rules)
+            step = _add_rules(model, spec, style, read, best, rules)
             if step is None:
                 break
             best, rules = step
-            if not _absent(best):
+            if not _missing_roles(best):
                 break
         if rules and best is not None:
             names = rename_names(model, rules, model.path, strict=False)
             pairs = [(stored, name) for name, stored in names.items()]
-            relation = of_names(model.path, rules, pairs, len(model))
+            relation = rename_relation(model.path, rules, pairs, len(model))
             return replace(best, relations=(relation, *best.relations))
     return None
 
 
-def _misfits(found: "Resolution") -> bool:
+def _has_misfits(found: "Resolution") -> bool:
     """Say whether several shapes are not what the configuration says, or more layers are there.
 
     Layers behind the last one that come with tensors of no role are a draft head's.
     """
-    more = _beyond(found) and not found.unclaimed and not found.draft
+    more = _has_uncounted_layers(found) and not found.unclaimed and not found.draft
     return len(found.coverage.misshapen) > 1 or more
 
 
-def _absent(found: "Resolution") -> tuple[str, ...]:
+def _missing_roles(found: "Resolution") -> tuple[str, ...]:
     """Return the required roles that are not there, whoever accepts that.
 
     Those of packed weights that are not decoded here are there.
@@ -109,13 +111,13 @@ def _absent(found: "Resolution") -> tuple[str, ...]:
     return tuple(key for key in every if key not in found.unread_roles)
 
 
-def _beyond(found: "Resolution") -> bool:
+def _has_uncounted_layers(found: "Resolution") -> bool:
     """Say whether layers are there that the configuration does not count."""
     count = int(found.hyper["n_layers"])
     return any((split_key(key)[0] or 0) >= count for key in found.roles)
 
 
-def _one_step(
+def _add_rules(
     model: "Model",
     spec: "ArchSpec",
     style: str,
@@ -125,27 +127,27 @@ def _one_step(
 ) -> "tuple[Resolution, list[Rename]] | None":
     """Return the resolution under more rules, and all rules; None where none makes it better."""
     names = rename_names(model, rules, model.path, strict=False)
-    for more in _proposed(model, spec, style, names, best):
+    for more in _proposed_rules(model, spec, style, names, best):
         every = [*rules, *more]
         try:
             under = rename_names(model, every, model.path, strict=False)
             made = read(under, style)
         except AprfmtError:
             continue
-        if _is_better(made, best):
+        if _is_better_reading(made, best):
             return made, every
     return None
 
 
-def _is_better(made: "Resolution", best: "Resolution | None") -> bool:
+def _is_better_reading(made: "Resolution", best: "Resolution | None") -> bool:
     """Say whether a reading brings back half of what missed, and no tensor of a wrong shape."""
-    before = len(made.coverage.required) if best is None else len(_absent(best))
+    before = len(made.coverage.required) if best is None else len(_missing_roles(best))
     wrong = 0 if best is None else len(best.coverage.misshapen)
-    gained = before - len(_absent(made))
+    gained = before - len(_missing_roles(made))
     return gained >= max(1, before / 2) and len(made.coverage.misshapen) <= wrong
 
 
-def _proposed(
+def _proposed_rules(
     model: "Model",
     spec: "ArchSpec",
     style: str,
@@ -183,7 +185,7 @@ def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[st
     from aprfmt.arch.required_roles import logical_shape
 
     names: dict[str, int] = {}
-    for key in _absent(found):
+    for key in _missing_roles(found):
         try:
             groups = stored_groups(spec, style, [key], found.hyper)
             size = math.prod(logical_shape(spec, key, found.hyper))
@@ -195,7 +197,7 @@ def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[st
     return names
 
 
-def _towers_found(model: "Model", read: Read, found: "Resolution") -> "Resolution":
+def _resolve_towers(model: "Model", read: Read, found: "Resolution") -> "Resolution":
     """Return a resolution with its tower under the names that loaders look for."""
     if not has_towers(model.config) or not found.unclaimed:
         return found
@@ -210,11 +212,11 @@ def _towers_found(model: "Model", read: Read, found: "Resolution") -> "Resolutio
     if len(made.unclaimed) >= len(found.unclaimed):
         return found
     pairs = [(stored, name) for name, stored in names.items()]
-    relation = of_names(model.path, [rule], pairs, len(model))
+    relation = rename_relation(model.path, [rule], pairs, len(model))
     return replace(made, relations=(relation, *made.relations))
 
 
-def _in_container(model: "Model", found: "Resolution") -> "Resolution":
+def _note_container_names(model: "Model", found: "Resolution") -> "Resolution":
     """Return a resolution that says so where the names are those of another container."""
     wanted = NAMES_OF.get(model.format)
     if wanted is None or found.style == wanted[0] or not found.roles:
@@ -228,6 +230,10 @@ def _in_container(model: "Model", found: "Resolution") -> "Resolution":
     examples = tuple((view.names[0], key) for key, view in found.roles.items())[:2]
     out = "OUT.gguf" if model.format == "gguf" else "OUT"
     relation = Relation(
-        "container", says, tuple(sorted(held)), examples, command("convert", entry(model.path), out)
+        "container",
+        says,
+        tuple(sorted(held)),
+        examples,
+        command_line("convert", opening_path(model.path), out),
     )
     return replace(found, relations=(*found.relations, relation))

@@ -14,7 +14,7 @@ from aprfmt.base.protocols import Note, Overlay, Value
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import FORMATS
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
-from aprfmt.model.renames import Rename, command, rule_onto
+from aprfmt.model.renames import Rename, command_line, prefix_rule_onto
 from aprfmt.tensors.companions import quantization_section
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Relation:
 
 def relations(model: "Model") -> tuple[Relation, ...]:
     """Return every relation under which a model is read; empty for a file as readers expect it."""
-    found = [*of_file(model)]
+    found = [*file_relations(model)]
     try:
         found += model.resolution.relations
     except AprfmtError:
@@ -94,7 +94,7 @@ def relations(model: "Model") -> tuple[Relation, ...]:
     return tuple(found)
 
 
-def of_file(model: "Model") -> tuple[Relation, ...]:
+def file_relations(model: "Model") -> tuple[Relation, ...]:
     """Return what the container alone shows: an extension that lies."""
     return tuple(filter(None, (wrong_extension(model), wrong_index(model), model.modules)))
 
@@ -117,7 +117,7 @@ def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relat
         return None
     there = {name.rpartition(".")[0] for name in model.source.tensors}
     astray = [key for key in own if key not in there]
-    rule = rule_onto(astray, there)
+    rule = prefix_rule_onto(astray, there)
     if rule is None:
         return None
     pairs = tuple((key, rule(key)) for key in astray)
@@ -125,7 +125,7 @@ def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relat
         f"{len(astray)} modules that the quantization of config.json speaks of are not in the "
         f"file, and loaders take what holds for the others: {rule.says}"
     )
-    remedy = command("convert", entry(model.path), "OUT", "--rename", str(rule))
+    remedy = command_line("convert", opening_path(model.path), "OUT", "--rename", str(rule))
     return Relation("modules", says, tuple(astray), pairs[:SHOWN], remedy, (rule,))
 
 
@@ -140,7 +140,7 @@ def wrong_index(model: "Model") -> Relation | None:
     says = "; ".join(fault.says for fault in faults)
     where = tuple(name for fault in faults for name in fault.where)
     pairs = tuple(pair for fault in faults for pair in fault.examples)
-    remedy = command("repair", "--index", entry(model.path))
+    remedy = command_line("repair", "--index", opening_path(model.path))
     return Relation("index", says, where, pairs[:SHOWN], remedy)
 
 
@@ -161,7 +161,7 @@ def wrong_extension(model: "Model") -> Relation | None:
     return Relation("extension", says, (path.name,), ((path.name, right.name),), remedy)
 
 
-def of_names(
+def rename_relation(
     path: "Path", rules: Sequence[Rename], pairs: Iterable[tuple[str, str]], total: int
 ) -> Relation:
     """Return the relation of renamed tensors; `pairs` are (as stored, as read)."""
@@ -174,12 +174,12 @@ def of_names(
         f"{' and '.join(rule.says for rule in rules)}{of}"
     )
     options = [part for rule in rules for part in ("--rename", str(rule))]
-    remedy = command("convert", entry(path), "OUT", *options)
+    remedy = command_line("convert", opening_path(path), "OUT", *options)
     where = tuple(stored for stored, _ in changed)
     return Relation("names", says, where, tuple(changed[:SHOWN]), remedy, tuple(rules))
 
 
-def between(path: "Path", names: Sequence[str], rule: Rename, total: int) -> Relation:
+def relation_to_names(path: "Path", names: Sequence[str], rule: Rename, total: int) -> Relation:
     """Return the relation of B's names (at `path`) to A's; which are right is not known."""
     apply = rule.function
     pairs = tuple((name, apply(name)) for name in names if apply(name) != name)
@@ -191,10 +191,10 @@ def between(path: "Path", names: Sequence[str], rule: Rename, total: int) -> Rel
         else f"A has the prefix {rule.new}, B has not"
     )
     says = f"{len(pairs)} of {total} tensors have other names in B: {what}"
-    remedy = command("convert", entry(path), "OUT", "--rename", str(rule))
+    remedy = command_line("convert", opening_path(path), "OUT", "--rename", str(rule))
     return Relation("names", says, tuple(n for n, _ in pairs), pairs[:SHOWN], remedy, (rule,))
 
 
-def entry(path: "Path") -> "Path":
+def opening_path(path: "Path") -> "Path":
     """Return what a user names to open a model: the folder for the weights of a folder."""
     return path.parent if path.name in (INDEX, WEIGHTS) else path

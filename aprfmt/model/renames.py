@@ -117,11 +117,11 @@ def rename_names(
         apply = rule.function
         now = [apply(name) for name in made]
         if strict and now == made:
-            from aprfmt.model.patterns import near
+            from aprfmt.model.patterns import similar_names
 
             raise UsageError(
                 f"{where}: --rename {str(rule)!r} changes no name; near names: "
-                f"{', '.join(near(rule.old, made)) or 'none'}"
+                f"{', '.join(similar_names(rule.old, made)) or 'none'}"
             )
         made = now
     found: dict[str, str] = {}
@@ -207,7 +207,7 @@ def rename_modules(config: "Mapping[str, Value]", rules: Sequence[Rename]) -> "d
     return {key: section(value) if key in SECTIONS else value for key, value in config.items()}
 
 
-def command(*parts: object) -> str:
+def command_line(*parts: object) -> str:
     """Return an `aprfmt` command line, quoted for a shell."""
     return " ".join(["aprfmt", *(shlex.quote(str(part)) for part in parts)])
 
@@ -221,21 +221,23 @@ def prefix_rules(spec: "ArchSpec", style: str, names: Iterable[str], nested: boo
     `names` are those that no table knows. `nested` says that the configuration describes several
     modules, so that the language model stands below one of its own.
     """
-    index = _templates(spec, style)
+    index = _template_index(spec, style)
     votes: Counter[Rename] = Counter()
     for name in names:
-        rule = _prefix_rule(index, style, name, nested)
+        rule = _prefix_rule_of(index, style, name, nested)
         if rule is not None:
             votes[rule] += 1
     return [rule for rule, _ in votes.most_common()]
 
 
-def _templates(spec: "ArchSpec", style: str) -> NameIndex[str]:
+def _template_index(spec: "ArchSpec", style: str) -> NameIndex[str]:
+    """Return the index of the templates of a style's names."""
     rows = {name: name for row in spec.bindings.get(style, ()) for name in row.stored}
     return NameIndex(style, list(rows.items()))
 
 
-def _prefix_rule(index: NameIndex[str], style: str, name: str, nested: bool) -> Rename | None:
+def _prefix_rule_of(index: NameIndex[str], style: str, name: str, nested: bool) -> Rename | None:
+    """Return the rule that makes a name one of the templates'; None where none does."""
     parts = name.split(".")
     for k in range(min(len(parts), _DEPTH)):
         tail = ".".join(parts[k:])
@@ -249,11 +251,11 @@ def _prefix_rule(index: NameIndex[str], style: str, name: str, nested: bool) -> 
             right = ("", "language_model.") if nested else ("",)
         stands = tail[: len(tail) - len(own)]
         head = name[: len(name) - len(own)]
-        return _shortened(head, stands if stands in right else right[0])
+        return _without_common_end(head, stands if stands in right else right[0])
     return None
 
 
-def _shortened(old: str, new: str) -> Rename | None:
+def _without_common_end(old: str, new: str) -> Rename | None:
     """Return the rule without the components that both sides end in; None where nothing is left."""
     before, after = old.split(".")[:-1], new.split(".")[:-1]
     while before and after and before[-1] == after[-1]:
@@ -265,7 +267,7 @@ def _shortened(old: str, new: str) -> Rename | None:
 
 def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: int) -> Rename | None:
     """Return the rule that moves `count` layers to the numbers 0, 1, 2 ...; None if they are."""
-    index = _templates(spec, style)
+    index = _template_index(spec, style)
     layers: dict[str, set[int]] = {}
     for name in names:
         found = index.find(name)
@@ -295,18 +297,18 @@ def component_rules(
     wanted: dict[tuple[str, ...], list[tuple[list[str], int]]] = {}
     for name, size in missing.items():
         parts = strip_prefix(name, style).split(".")
-        wanted.setdefault(_numbers(parts), []).append((parts, size))
+        wanted.setdefault(_numbers_in(parts), []).append((parts, size))
     votes: dict[str, Counter[str]] = {}
     for name, size in left.items():
         parts = strip_prefix(name, style).split(".")
-        for other, there in wanted.get(_numbers(parts), ()):
-            pair = _one_run(parts, other)
+        for other, there in wanted.get(_numbers_in(parts), ()):
+            pair = _differing_run(parts, other)
             if pair is not None and (not size or not there or size == there):
                 votes.setdefault(pair[0], Counter())[pair[1]] += 1
-    return _chosen(votes)
+    return _choose_by_votes(votes)
 
 
-def _chosen(votes: Mapping[str, Counter[str]]) -> list[Rename]:
+def _choose_by_votes(votes: Mapping[str, Counter[str]]) -> list[Rename]:
     """Return for each old component the new one most names ask for; each new one once."""
     ranked = sorted(
         (
@@ -323,11 +325,12 @@ def _chosen(votes: Mapping[str, Counter[str]]) -> list[Rename]:
     return [Rename(old, new) for old, new in rules.items()]
 
 
-def _numbers(parts: Iterable[str]) -> tuple[str, ...]:
+def _numbers_in(parts: Iterable[str]) -> tuple[str, ...]:
+    """Return the numbers among the components of a name."""
     return tuple(part for part in parts if part.isdigit())
 
 
-def _one_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
+def _differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
     """Return the one run of at most two components that differs, or None."""
     shorter = min(len(parts), len(other))
     start = 0
@@ -342,7 +345,7 @@ def _one_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | No
     return ".".join(mine), ".".join(theirs)
 
 
-def rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | None:
+def prefix_rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | None:
     """Return the prefix that maps nearly all names of one file that are left to the other's.
 
     `theirs` are the names only one file has, `ours` those only the other has. None where fewer
@@ -352,14 +355,14 @@ def rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | None:
     if not left or not wanted:
         return None
     votes: Counter[Rename] = Counter()
-    ends = {tail: name for name in wanted for tail in _tails(name)}
+    ends = {tail: name for name in wanted for tail in _name_tails(name)}
     for name in left:
-        for tail in (name, *_tails(name)):
+        for tail in (name, *_name_tails(name)):
             if tail in wanted:
                 votes[Rename(name[: len(name) - len(tail)], "")] += 1
                 break
             if tail in ends:
-                rule = _shortened(name[: len(name) - len(tail)], ends[tail][: -len(tail)])
+                rule = _without_common_end(name[: len(name) - len(tail)], ends[tail][: -len(tail)])
                 votes.update([rule] if rule is not None else [])
                 break
     for rule, _ in votes.most_common(3):
@@ -370,18 +373,18 @@ def rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | None:
     return None
 
 
-def rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | None:
+def prefix_rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | None:
     """Return the prefix that maps at least nine of ten names to some that are there; else None."""
     votes: Counter[Rename] = Counter()
     ends: dict[str, str] = {}
     for name in there:
-        for tail in (name, *_tails(name)):
+        for tail in (name, *_name_tails(name)):
             ends.setdefault(tail, name)
     for name in names:
-        for tail in (name, *_tails(name)):
+        for tail in (name, *_name_tails(name)):
             if tail in ends and "." in tail:
                 head = ends[tail][: len(ends[tail]) - len(tail)]
-                rule = _shortened(name[: len(name) - len(tail)], head)
+                rule = _without_common_end(name[: len(name) - len(tail)], head)
                 votes.update([rule] if rule is not None else [])
                 break
     for rule, _ in votes.most_common(3):
@@ -390,6 +393,7 @@ def rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | None:
     return None
 
 
-def _tails(name: str) -> Iterable[str]:
+def _name_tails(name: str) -> Iterable[str]:
+    """Yield a name without its first component, its first two, ..."""
     parts = name.split(".")
     return (".".join(parts[k:]) for k in range(1, min(len(parts), _DEPTH + 1)))

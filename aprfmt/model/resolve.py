@@ -15,7 +15,7 @@ from aprfmt.arch.name_templates import detect_style
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
-from aprfmt.model.patterns import select, select_one
+from aprfmt.model.patterns import matching_indices, one_matching_index
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
     from aprfmt.model.relations import Relation
     from aprfmt.model.renames import Rename
-    from aprfmt.model.unread import Unread
+    from aprfmt.model.unread import UndecodedPacking
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Resolution:
     unbound: tuple[str, ...]  # stored tensors no role of the architecture's pass claims
     coverage: "Coverage"  # required roles, and which of them are missing or have a wrong shape
     notes: tuple[Note, ...] = ()
-    unread: "Unread | None" = None  # packed weights that are not decoded
+    unread: "UndecodedPacking | None" = None  # packed weights that are not decoded
     unread_roles: frozenset[str] = frozenset()  # the missing roles that those are
     buffers: tuple[str, ...] = ()  # stored tensors that loaders compute themselves
     draft: tuple[str, ...] = ()  # the stored tensors of draft heads
@@ -131,9 +131,9 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
 
     Where tensors miss and others are left over, one relation between them is looked for.
     """
-    from aprfmt.model.relate import related
+    from aprfmt.model.relate import resolve_related
 
-    return related(
+    return resolve_related(
         model,
         lambda names, style: read_under(model, forced, names, style),
         lambda: find_spec(model, forced),
@@ -153,8 +153,8 @@ def read_under(
     from aprfmt.arch.mlx_layout import STYLE, with_norms
     from aprfmt.arch.required_roles import coverage
     from aprfmt.arch.spec import split_key
-    from aprfmt.model.axes import turned
-    from aprfmt.model.completeness import accepts
+    from aprfmt.model.axes import turn_axes
+    from aprfmt.model.completeness import absence_predicate
     from aprfmt.model.towers import towers_of
 
     tensors: Mapping[str, View] = model
@@ -187,15 +187,15 @@ def read_under(
     report, native = reports
     drafts = find_heads(spec, style, hyper, [name for name in tensors if name not in codes], packed)
     end = int(hyper["n_layers"]) if style in spec.draft else None
-    bound, draft = _apart(without_partial(bound, hyper), drafts, tuple(tensors), end)
+    bound, draft = _separate_drafts(without_partial(bound, hyper), drafts, tuple(tensors), end)
     axes: tuple[Relation, ...] = ()
     if model.format == "safetensors":  # APR and GGUF writers turn shapes by hand: values may stand
-        bound, axes = turned(spec, bound, said, hyper, model.path)
-    roles = _roles(tensors, model, bound, hyper)
+        bound, axes = turn_axes(spec, bound, said, hyper, model.path)
+    roles = _logical_tensors(tensors, model, bound, hyper)
     logical = {key: role.shape for key, role in roles.items()}
     for head in drafts:
-        roles |= _roles(tensors, model, head.bound, head.hyper)
-    found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
+        roles |= _logical_tensors(tensors, model, head.bound, head.hyper)
+    found = coverage(spec, hyper, logical, demanded, absence_predicate(model, spec))
     left = unread.roles(spec, style, hyper, found.missing) if unread else frozenset()
     unbound, buffers, draft, towers = (
         tuple(name if names is None else names[name] for name in each)
@@ -220,7 +220,7 @@ def read_under(
     )
 
 
-def _apart(
+def _separate_drafts(
     bound: "BoundNames", drafts: "Sequence[Head]", names: Sequence[str], end: int | None
 ) -> "tuple[BoundNames, tuple[str, ...]]":
     """Return the model's own groups, without its draft heads' tensors, and the names of these.
@@ -245,7 +245,7 @@ def _apart(
     ), tuple(name for name in names if name in every)
 
 
-def _roles(
+def _logical_tensors(
     tensors: Mapping[str, View], model: "Model", bound: "BoundNames", hyper: "HyperParams"
 ) -> dict[str, View]:
     """Return the logical tensors of a model, or of its draft head, by role key."""
@@ -303,7 +303,7 @@ def names_matching(model: "Model", patterns: Iterable[str]) -> list[str]:
     """
     every = list(spellings_by_name(model).values())
     names = list(model)
-    return [names[i] for i in select(every, patterns, str(model.path))]
+    return [names[i] for i in matching_indices(every, patterns, str(model.path))]
 
 
 def one_tensor(model: "Model", name: str) -> "tuple[str, View]":
@@ -317,7 +317,7 @@ def one_tensor(model: "Model", name: str) -> "tuple[str, View]":
     if role is not None:
         return name, role
     names, every = list(model), list(spellings_by_name(model).values())
-    found = names[select_one(every, name, str(model.path))]
+    found = names[one_matching_index(every, name, str(model.path))]
     return found, model[found]
 
 
@@ -353,18 +353,18 @@ def read_hyperparameters(
                 f"{subject}: no config.json beside the weights, so eps, theta and the head counts "
                 "are not known; put the model's config.json there"
             )
-        return carried[0], (carried[1], None), [], _demanded(carried[1])
+        return carried[0], (carried[1], None), [], _required_values(carried[1])
     arch_key = model.metadata.get("general.architecture", "")
     facts = Facts(model.key_style, model.metadata, shapes, str(arch_key), tensors, style)
     native = read_hyper(spec, facts, subject, complete=carried is None)
     if carried is None:
-        return native[0], (native[1], None), [], _demanded(native[1])
-    rows, notes = reconcile(native[0], carried[0], subject)
-    demanded = _demanded(carried[1]) | _demanded(native[1], stated=True)
+        return native[0], (native[1], None), [], _required_values(native[1])
+    rows, notes = reconcile_hyperparameters(native[0], carried[0], subject)
+    demanded = _required_values(carried[1]) | _required_values(native[1], stated=True)
     return HyperParams(rows, subject), (carried[1], native[1]), notes, demanded
 
 
-def _demanded(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
+def _required_values(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
     """Return what one key style requires; with `stated`, only what its own keys say."""
     return {
         name: row.value
@@ -376,7 +376,7 @@ def _demanded(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
 OWN_KEY_USED = "the file's own key is used"
 
 
-def reconcile(
+def reconcile_hyperparameters(
     native: "HyperParams", carried: "HyperParams", subject: str
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
     """Merge: what the format states wins; equal up to float32 rounding keeps the config's."""

@@ -7,7 +7,7 @@ row has is `unread`: it may hold anything.
 from dataclasses import dataclass
 from functools import cache
 
-from aprfmt.model.readings import pattern_of
+from aprfmt.model.readings import matching_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ _UNKNOWN = FileRow("", "unread", "")
 @cache
 def file_row(name: str) -> FileRow:
     """Return the row of a file by its name; one of reading `unread` where none fits."""
-    return pattern_of(ROWS, name) or _UNKNOWN
+    return matching_row(ROWS, name) or _UNKNOWN
 
 
 def companion_kind(name: str) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.model.relations import Relation, entry
-from aprfmt.model.renames import RenamedSource, command
+from aprfmt.model.relations import Relation, opening_path
+from aprfmt.model.renames import RenamedSource, command_line
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -27,7 +27,7 @@ _TRIED = 48  # values that are tried
 _SAYS = re.compile(r"(?:^|: )(?:metadata )?([\w.]+): is |nothing says [^;]*; expected ([\w.]+)")
 
 
-def solved(
+def solve_key(
     model: "Model", found: "Resolution | None", error: ArchError | None, read: Read
 ) -> "Resolution | None":
     """Return a model's resolution with the one key that makes all shapes right; None without one.
@@ -36,7 +36,7 @@ def solved(
     a model with another value of a key.
     """
     answers: dict[Keyed, Resolution] = {}
-    tries = _proposed(found) if found is not None else _guessed(model, error)
+    tries = _proposed_values(found) if found is not None else _values_for_error(model, error)
     for key, value in list(dict.fromkeys(tries))[:_TRIED]:
         try:
             made = read(with_key(model, key, value))
@@ -48,12 +48,12 @@ def solved(
         return None
     (((key, value), made),) = answers.items()
     wrong = 0 if found is None else len(found.coverage.misshapen)
-    before = at(model, key)
+    before = value_at(model, key)
     many = f"{wrong} tensors have other shapes than it gives" if wrong else "it cannot be read"
     if found is not None and not wrong:
         many = f"tensors of {value} layers are there"
     says = f"{key} is {'not there' if before is None else before}, the tensors say {value}: {many}"
-    remedy = command("set", entry(model.path), f"{key}={value}", "--in-place")
+    remedy = command_line("set", opening_path(model.path), f"{key}={value}", "--in-place")
     relation = Relation("keys", says, (key,), (), remedy, (), ((key, value),))
     return replace(made, relations=(relation, *made.relations))
 
@@ -71,7 +71,7 @@ def with_key(model: "Model", key: str, value: Value) -> "Model":
     """Return a model that reads the same files with one key of its configuration changed."""
     source, folder = model.source, model.folder
     if folder is not None and folder.config is not None:
-        folder = replace(folder, config=_changed(folder.config, key.split("."), value))
+        folder = replace(folder, config=_with_value(folder.config, key.split("."), value))
     else:
         keyed = RenamedSource(source, ())
         keyed.metadata = {**source.metadata, key: value}
@@ -79,7 +79,7 @@ def with_key(model: "Model", key: str, value: Value) -> "Model":
     return type(model)(source, folder, model.forced, model.allow_missing)
 
 
-def at(model: "Model", key: str) -> Value:
+def value_at(model: "Model", key: str) -> Value:
     """Return the value of a configuration's key, None where it has none."""
     if model.folder is None or model.folder.config is None:
         return model.metadata.get(key)
@@ -89,13 +89,14 @@ def at(model: "Model", key: str) -> Value:
     return found
 
 
-def _changed(config: Mapping[str, Value], path: list[str], value: Value) -> dict[str, Value]:
+def _with_value(config: Mapping[str, Value], path: list[str], value: Value) -> dict[str, Value]:
+    """Return a copy of a configuration with another value at a path."""
     inner = config.get(path[0])
     below = inner if isinstance(inner, Mapping) else {}
-    return {**config, path[0]: value if len(path) == 1 else _changed(below, path[1:], value)}
+    return {**config, path[0]: value if len(path) == 1 else _with_value(below, path[1:], value)}
 
 
-def _proposed(found: "Resolution") -> Iterator[Keyed]:
+def _proposed_values(found: "Resolution") -> Iterator[Keyed]:
     """Yield the values that would make a wrong dimension right, the most asked for first."""
     rules = {rule.role: rule for rule in found.spec.tensors}
     votes: Counter[Keyed] = Counter()
@@ -104,7 +105,7 @@ def _proposed(found: "Resolution") -> Iterator[Keyed]:
         if rule is None or len(rule.shape) != len(shape):
             continue
         for expression, size in zip(rule.shape, shape, strict=True):
-            votes.update(_factors(found, expression, size))
+            votes.update(_proposed_factors(found, expression, size))
     layers = {layer for key in found.roles if (layer := split_key(key)[0]) is not None}
     row = found.hyper.of("n_layers")
     if row.key and layers == {*range(len(layers))} and len(layers) > int(row.value):
@@ -112,7 +113,7 @@ def _proposed(found: "Resolution") -> Iterator[Keyed]:
     yield from (keyed for keyed, _ in votes.most_common())
 
 
-def _factors(found: "Resolution", expression: str, size: int) -> Iterator[Keyed]:
+def _proposed_factors(found: "Resolution", expression: str, size: int) -> Iterator[Keyed]:
     """Yield the value of each factor of a product, the others as they stand."""
     hyper = found.hyper
     names = expression.split("*")
@@ -133,7 +134,7 @@ def _factors(found: "Resolution", expression: str, size: int) -> Iterator[Keyed]
                 yield hyper.of("n_heads").key, int(hyper["hidden_size"]) // (size // rest)
 
 
-def _guessed(model: "Model", error: ArchError | None) -> Iterator[Keyed]:
+def _values_for_error(model: "Model", error: ArchError | None) -> Iterator[Keyed]:
     """Yield values for the key that an error names: sizes of the tensors, and their divisors."""
     named = _SAYS.search(str(error).removeprefix(f"{model.path}: "))
     if named is None:
@@ -143,7 +144,7 @@ def _guessed(model: "Model", error: ArchError | None) -> Iterator[Keyed]:
         sizes.update(size for size in view.shape if size > 1)
     common = [size for size, _ in sizes.most_common(8)]
     key = named[1] or named[2]
-    value = at(model, key)
+    value = value_at(model, key)
     if isinstance(value, float) and value != int(value):
         return  # a size is whole: what is refused is another kind of block, and no tensor says it
     yield from ((key, size) for size in common)

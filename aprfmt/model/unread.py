@@ -35,7 +35,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Unread:
+class UndecodedPacking:
     """What config.json says is packed, and cannot be decoded here.
 
     `method` is "" where it says nothing of weights that are packed all the same. `weights` are the
@@ -100,9 +100,9 @@ class Unread:
         )
 
 
-def unread(
+def undecoded_packing(
     tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None, why: str
-) -> Unread | None:
+) -> UndecodedPacking | None:
     """Return what is packed and was not joined; None where there is nothing of the kind."""
     section, given = quantization_section(config or {}), why
     if section is None and not _any_coded(tensors):
@@ -110,22 +110,22 @@ def unread(
     modules: dict[str, list[TensorInfo]] = defaultdict(list)
     for name, tensor in tensors.items():
         if not tensor.parts:
-            modules[_module(name)].append(tensor.info)
+            modules[_module_of(name)].append(tensor.info)
     method = ""
     if section is not None:
         method = str(section.get("quant_method", section.get("format", "unnamed")))
-        why = why or _undescribed(section)
+        why = why or _undescribed_reason(section)
     if section is not None and (why or not _is_read(section)):
         coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
-        sparse = sparsity_of(section)
+        sparse = sparsity_format(section)
         if not why and (sparse or "format" in section):
             why = f"sparsity {sparse!r}" if sparse else f"format {section['format']!r}"
     else:
         coded = {module for module, infos in modules.items() if _is_foreign(module, infos, section)}
         why = f"none of them is a tensor of {method} as it is read here"
     if section is None:
-        coded |= _without_scale(tensors, modules)
-        odd = ((module, _odd_scale(module, modules[module])) for module in sorted(coded))
+        coded |= _modules_without_scale(tensors, modules)
+        odd = ((module, _misnamed_scale(module, modules[module])) for module in sorted(coded))
         why = given or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
     if not coded:
         return None
@@ -137,10 +137,10 @@ def unread(
         for info in infos
         if info.name != f"{module}.bias"
     )
-    return Unread(method, weights, tuple(stored), why)
+    return UndecodedPacking(method, weights, tuple(stored), why)
 
 
-def _module(name: str) -> str:
+def _module_of(name: str) -> str:
     """Return the module that a stored tensor belongs to."""
     module, _, last = name.rpartition(".")
     while module:
@@ -177,7 +177,7 @@ def _is_foreign(
         return False
     from aprfmt.codecs.dialects import beside_codes, dialects_at, packed_in
 
-    if section is None and _odd_scale(module, infos):
+    if section is None and _misnamed_scale(module, infos):
         return True
     plain = next((info for info in infos if info.name == f"{module}.weight"), None)
     names = {info.name for info in infos}
@@ -195,7 +195,7 @@ def _is_foreign(
     return found is not None and not any(row in found[0] for row in rows)
 
 
-def _odd_scale(module: str, infos: Sequence[TensorInfo]) -> str:
+def _misnamed_scale(module: str, infos: Sequence[TensorInfo]) -> str:
     """Return the name of what must be the scale of a module's FP8 codes; "" without one.
 
     Its own name has the word, and it is no scale of what goes into the layer.
@@ -211,7 +211,7 @@ def _odd_scale(module: str, infos: Sequence[TensorInfo]) -> str:
     return ""
 
 
-def _without_scale(
+def _modules_without_scale(
     tensors: Mapping[str, LazyTensor], modules: Mapping[str, Sequence[TensorInfo]]
 ) -> set[str]:
     """Return the modules with FP8 codes without a scale, in a file where others have theirs."""
@@ -229,19 +229,19 @@ def _without_scale(
     }
 
 
-def sparsity_of(section: Mapping[str, Value]) -> str:
+def sparsity_format(section: Mapping[str, Value]) -> str:
     """Return how compressed-tensors leaves the zeros of weights out; "" where it does not."""
     said = section.get("sparsity_config")
     form = said.get("format") if isinstance(said, Mapping) else None
     return form if isinstance(form, str) and form != "dense" else ""
 
 
-def _undescribed(section: Mapping[str, Value]) -> str:
+def _undescribed_reason(section: Mapping[str, Value]) -> str:
     """Return why nothing is known of the weights of a method that is read; "" for others."""
-    from aprfmt.codecs.scopes import sections
+    from aprfmt.codecs.scopes import all_sections
 
     try:
-        sections(section)
+        all_sections(section)
     except UnsupportedError as error:
         return str(error)
     except CodecError:

@@ -18,7 +18,7 @@ from aprfmt.base.protocols import ByteSource, TensorInfo
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped_file import open_bytes
-from aprfmt.model.manifest import manifest_path, read
+from aprfmt.model.manifest import manifest_path, read_manifest
 from aprfmt.recovery.byte_ranges import Range, join_ranges, remaining_ranges
 from aprfmt.remote.paths import is_remote
 
@@ -159,7 +159,7 @@ def _stated(manifest: Path | None, copy: Path, broken: Path) -> Mapping[str, Any
         manifest = next((path for path in beside if path.is_file()), None)
         if manifest is None:
             return None
-    body = read(manifest)
+    body = read_manifest(manifest)
     rows = [row for row in body["files"] if "outside" in row]
     row = next((row for row in rows if row["name"] in (copy.name, broken.name)), None)
     if row is None and len(rows) == 1:

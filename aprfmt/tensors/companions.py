@@ -200,7 +200,7 @@ def _find_dialect(
     section = quantization_section(config)
     if section is None:
         return {}
-    from aprfmt.codecs.dialects import beyond, dialects_at, dialects_of
+    from aprfmt.codecs.dialects import dialects_at, dialects_of, unmistakable_dialects
 
     try:
         rows = dialects_of(section)
@@ -209,7 +209,7 @@ def _find_dialect(
     except CodecError as error:
         fault(error)
         return {}
-    others, said = beyond(rows), cache(partial(dialects_at, section))
+    others, said = unmistakable_dialects(rows), cache(partial(dialects_at, section))
     found: dict[str, FoundWeight] = {}
     for name in tensors:
         for dialect in (*rows, *others):

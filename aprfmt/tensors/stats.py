@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
-from aprfmt.codecs.credible import check_beside, check_inputs
+from aprfmt.codecs.credible import check_inputs, check_numbers
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.tensors.norms import exact_dot
 
@@ -182,7 +182,7 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
             tensor.drop()
     reference = codec(info.encoding)
     parts = raw_parts(tensor)
-    check_beside(parts)
+    check_numbers(parts)
     count = math.prod(info.shape)
     try:
         fast = _by_kernel(info.encoding, parts, count)

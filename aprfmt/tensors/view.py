@@ -34,9 +34,9 @@ def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
             return tensor.decode()
         parts = raw_parts(tensor)
         if len(parts) > 1:
-            from aprfmt.codecs.credible import check_beside
+            from aprfmt.codecs.credible import check_numbers
 
-            check_beside(parts)
+            check_numbers(parts)
         return decode(info.encoding, parts, info.shape, row_bytes=info.row_bytes)
     except (CodecError, UnsupportedError) as error:
         raise type(error)(f"{info.name}: {error}") from error

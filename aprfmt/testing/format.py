@@ -23,17 +23,17 @@ def check_format(name: str, folder: Path, seed: int = 0) -> tuple[str, ...]:
     spec = FORMATS[name]
     data = _tensors(spec, seed)
     path = folder / f"whole{spec.extensions[0]}"
-    write(spec, path, data)
+    write_file(spec, path, data)
     _check_content(spec, path, data)
     other = folder / f"again{spec.extensions[0]}"
-    write(spec, other, data)
+    write_file(spec, other, data)
     assert other.read_bytes() == path.read_bytes(), f"{name}: equal input gave other bytes"
     _check_refusals(spec, path, data, folder)
     _check_damage(spec, path, folder, seed)
     return ("content", "deterministic", "existing", "interrupted", "cut", "damaged")
 
 
-def write(
+def write_file(
     spec: FormatSpec, path: Path, data: Mapping[str, tuple[TensorInfo, bytes]], force: bool = False
 ) -> None:
     """Write tensors in the format's own order."""
@@ -96,12 +96,12 @@ def _check_refusals(
 ) -> None:
     before = path.read_bytes()
     try:
-        write(spec, path, data)
+        write_file(spec, path, data)
     except AprfmtError:
         assert path.read_bytes() == before, f"{spec.name}: a refused write changed the file"
     else:
         raise AssertionError(f"{spec.name}: wrote over {path} without force")
-    write(spec, path, data, force=True)
+    write_file(spec, path, data, force=True)
     unfinished = folder / f"unfinished{spec.extensions[0]}"
     listing = sorted(folder.iterdir())
     try:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.found import Diagnosis
-from aprfmt.diagnosis.words import text
+from aprfmt.diagnosis.words import report_text
 from aprfmt.errors import UsageError
 
 Within = Literal["same", "precision"]
@@ -35,5 +35,5 @@ def assert_same_model(
         str(a), str(b), model=None if model is None else str(model), ids=ids, prompt=prompt
     )
     if found.kind not in ALLOWED[within]:
-        raise AssertionError(text(found))
+        raise AssertionError(report_text(found))
     return found

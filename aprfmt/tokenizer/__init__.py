@@ -3,16 +3,24 @@
     tokenizer = load(model)
     tokenizer.encode("Hello"), tokenizer.decode([1, 2, 3])
 
-Nothing heavy is imported before `load` builds a tokenizer.
+Nothing heavy is imported before `load_tokenizer` builds a tokenizer.
 """
 
 from aprfmt.tokenizer.base import Tokenizer
 from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
-from aprfmt.tokenizer.identity import facts
-from aprfmt.tokenizer.loading import load, render_alone, stated_ends, tokenizer_of
+from aprfmt.tokenizer.identity import tokenizer_facts
+from aprfmt.tokenizer.loading import load_tokenizer, render_alone, stated_ends, tokenizer_of
 from aprfmt.tokenizer.template import scan_template
 
 __all__ = [
-    "Tokenizer", "facts", "load", "render_alone", "scan_template", "stated_ends", "to_apr",
-    "to_gguf", "to_hf", "tokenizer_of",
+    "Tokenizer",
+    "load_tokenizer",
+    "render_alone",
+    "scan_template",
+    "stated_ends",
+    "to_apr",
+    "to_gguf",
+    "to_hf",
+    "tokenizer_facts",
+    "tokenizer_of",
 ]  # fmt: skip

@@ -58,7 +58,7 @@ def absent_ids(carried: Carried) -> list[AbsentKey]:
         if _is_whole(carried, token, i):
             continue
         key = IDS[role].gguf
-        wanted = _wanted(carried, role)
+        wanted = _id_for_key(carried, role)
         found.append(
             AbsentKey(
                 key,
@@ -92,7 +92,7 @@ def _is_whole(carried: Carried, token: str, i: int) -> bool:
     return kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)
 
 
-def _wanted(carried: Carried, role: str) -> int | None:
+def _id_for_key(carried: Carried, role: str) -> int | None:
     """Return the id that the key should have: the turn's end, or a token whose text says it."""
     tokens = {str(text): i for i, text in enumerate(carried.sequence(TOKENS, str) or [])}
     if role == "bos":

@@ -7,7 +7,7 @@ from typing import Protocol
 from aprfmt.base.object_repr import short_repr
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer.template import render
-from aprfmt.tokenizer.vocabulary import filler
+from aprfmt.tokenizer.vocabulary import filler_text
 
 
 class Engine(Protocol):
@@ -125,7 +125,7 @@ class Tokenizer:
         if i < 0:
             raise UsageError(f"{i} is not a token id; ids begin at 0")
         found = self.engine.token(int(i))
-        return filler(i) if found is None else found
+        return filler_text(i) if found is None else found
 
     def piece(self, i: int) -> str:
         """Return a token's text as it reads behind other text: ` of` for `Ġof` and `▁of`.

@@ -32,27 +32,29 @@ def tokenizer_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(vocabulary, i) for i in split_off(vocabulary)],
+        "added_tokens": [_added_token(vocabulary, i) for i in ids_split_first(vocabulary)],
         **BUILDERS[vocabulary.kind](vocabulary, where),
         "post_processor": _post_processor(vocabulary),
     }
 
 
-def split_off(vocabulary: Vocabulary) -> list[int]:
+def ids_split_first(vocabulary: Vocabulary) -> list[int]:
     """Return the ids matched in the text first, without runs of blanks, which merging makes."""
     return [i for i in vocabulary.added if not is_blank_run(vocabulary.tokens[i])]
 
 
-def _added(vocabulary: Vocabulary, i: int) -> dict[str, Any]:
+def _added_token(vocabulary: Vocabulary, i: int) -> dict[str, Any]:
+    """Return an id's row of `added_tokens`."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     flags["rstrip"] = i in vocabulary.rstrip
     special = vocabulary.types[i] != USER_DEFINED
     return {"id": i, "content": vocabulary.tokens[i], **flags, "special": special}
 
 
-def _model(
+def _bpe_model(
     vocab: Mapping[str, int], merges: Sequence[Sequence[str]], **more: Any
 ) -> dict[str, Any]:
+    """Return the BPE model of a tokenizer.json."""
     model: dict[str, Any] = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
@@ -61,7 +63,8 @@ def _model(
     return {**model, **more, "vocab": dict(vocab), "merges": merges}
 
 
-def _byte_level(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
+def _byte_level_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
+    """Return the tokenizer.json of a byte-level vocabulary."""
     if not vocabulary.pre:
         raise UnsupportedError(
             f"{where}: does not say how its text is split (tokenizer.ggml.pre); set it, or use the "
@@ -73,7 +76,7 @@ def _byte_level(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
         "normalizer": normalizer_json(row),
         "pre_tokenizer": pre_tokenizer_json(row),
         "decoder": dict(_BYTE_LEVEL_DECODER),
-        "model": _model(
+        "model": _bpe_model(
             vocab, split_merges(vocabulary, vocab, where), ignore_merges=row.ignore_merges
         ),
     }
@@ -101,7 +104,8 @@ def split_merges(
     return list(pairs)
 
 
-def _blank(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
+def _metaspace_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
+    """Return the tokenizer.json of a vocabulary that spells blanks as U+2581."""
     vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
     if vocabulary.merges is not None:
         merges = split_merges(vocabulary, vocab, where)
@@ -123,7 +127,7 @@ def _blank(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
                 *strip,
             ],
         },
-        "model": _model(
+        "model": _bpe_model(
             vocab,
             merges,
             unk_token=None if unk is None else vocabulary.tokens[unk],
@@ -133,7 +137,7 @@ def _blank(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
     }
 
 
-BUILDERS = {"bpe": _byte_level, "spm": _blank}
+BUILDERS = {"bpe": _byte_level_json, "spm": _metaspace_json}
 
 
 def is_blank_run(token: str) -> bool:
@@ -141,7 +145,7 @@ def is_blank_run(token: str) -> bool:
     return not token.strip(BLANK)
 
 
-def priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[float, int, int]]:
+def piece_priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[float, int, int]]:
     """Return piece -> (key, second key, id) for all pieces merging can make; lower keys first.
 
     The key is the negative score. User-defined runs of blanks come first of all, in id order:
@@ -167,7 +171,7 @@ def merges_from_scores(vocabulary: Vocabulary, where: str) -> list[tuple[str, st
     `generate_merges`). A token of n characters has n - 1 candidates, so 262,144 tokens take about
     a second.
     """
-    pieces = priorities(vocabulary, where)
+    pieces = piece_priorities(vocabulary, where)
     found = []
     for piece, (key, second, _) in pieces.items():
         for at in range(1, len(piece)):

@@ -14,13 +14,13 @@ from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
 from aprfmt.tokenizer.hf_json import frame, from_json, stated_stops
-from aprfmt.tokenizer.pre import name_of
+from aprfmt.tokenizer.pre import pre_name_of
 from aprfmt.tokenizer.vocabulary import (
     BLANK,
     NO_VOCABULARY,
     Vocabulary,
     from_metadata,
-    padded,
+    pad_vocabulary,
     stop_ids,
 )
 
@@ -53,7 +53,7 @@ def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
     carried = model.carried
     if model.key_style == "gguf":
         return {key: value for key, value in model.typed.items() if key.startswith(_PREFIX)}
-    back = _back_from_apr(carried)
+    back = _gguf_keys_from_apr(carried)
     if back or not has_tokenizer(carried):
         return back
     data = carried.parse_tokenizer_json()
@@ -82,7 +82,7 @@ def _gguf_vocabulary(
             "GGUF from this package holds byte-level BPE, SentencePiece BPE and WordPiece"
         )
     size = max(carried.vocab_size() or 0, len(vocabulary.tokens))
-    tokens, types = padded(vocabulary, size)
+    tokens, types = pad_vocabulary(vocabulary, size)
     found: dict[str, Value | TypedValue] = {keys.MODEL.gguf: _MODEL_NAMES[vocabulary.kind]}
     if vocabulary.kind == "spm":
         scores = vocabulary.scores or scores_from_merges(vocabulary)
@@ -97,15 +97,18 @@ def _gguf_vocabulary(
         ]
     elif vocabulary.kind == "wordpiece":
         found[keys.PRE.gguf] = _SPM_PRE
-        found.update(_framed(data))
-        tokens = [_begun(token) for token in tokens]
+        found.update(_frame_flags(data))
+        tokens = [_wordpiece_as_llama_cpp(token) for token in tokens]
     else:
-        found[keys.PRE.gguf] = vocabulary.pre or _name(carried, data)
+        found[keys.PRE.gguf] = vocabulary.pre or _pre_name_of(carried, data)
         found[keys.MERGES.gguf] = TypedValue(list(vocabulary.merges or ()), keys.MERGES.type)
     found[keys.TOKENS.gguf] = TypedValue(tokens, keys.TOKENS.type)
     found[keys.TYPES.gguf] = TypedValue(types, keys.TYPES.type)
     found.update(
-        {key: TypedValue(value, _BY_GGUF[key].type) for key, value in _ids(carried, vocabulary)}
+        {
+            key: TypedValue(value, _BY_GGUF[key].type)
+            for key, value in _special_id_keys(carried, vocabulary)
+        }
     )
     if vocabulary.kind != "wordpiece":  # always framed by [CLS] and [SEP]
         found[keys.FLAGS["add_bos_token"].gguf] = vocabulary.add_bos
@@ -113,7 +116,7 @@ def _gguf_vocabulary(
     return found
 
 
-def _framed(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
+def _frame_flags(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
     """Return what stands before and after every text as bos and eos, as the converter does."""
     found: dict[str, Value | TypedValue] = {}
     for role, ids in zip(("bos", "eos"), frame(data or {}), strict=True):
@@ -122,24 +125,24 @@ def _framed(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
     return found
 
 
-def _begun(token: str) -> str:
+def _wordpiece_as_llama_cpp(token: str) -> str:
     """Return a WordPiece token as llama.cpp's converter spells it: a blank begins a word."""
     if token.startswith("[") and token.endswith("]"):
         return token
     return token.removeprefix("##") if token.startswith("##") else BLANK + token
 
 
-def _name(carried: Carried, data: Mapping[str, Any] | None) -> str:
+def _pre_name_of(carried: Carried, data: Mapping[str, Any] | None) -> str:
     """Return the `pre` name of a byte-level tokenizer; ConversionError if there is none."""
     if data is None:
         raise ConversionError(
             f"{carried.spelled(keys.PRE)}: missing; GGUF readers refuse a vocabulary that does not "
             "say how its text is split; set it, or give the original tokenizer.json"
         )
-    return name_of(data, carried.origin)
+    return pre_name_of(data, carried.origin)
 
 
-def _ids(carried: Carried, vocabulary: Vocabulary) -> list[tuple[str, int]]:
+def _special_id_keys(carried: Carried, vocabulary: Vocabulary) -> list[tuple[str, int]]:
     """Return (key, id) of special tokens; a second stop token becomes eot."""
     ids = dict(vocabulary.ids)
     others = sorted(stated_stops(carried) - {ids.get("eos"), ids.get("eom"), ids.get("eot")})
@@ -181,14 +184,14 @@ def to_apr(model: "Model") -> dict[str, Value]:
     own = model.key_style == "gguf" and any(key.startswith(_PREFIX) for key in model.metadata)
     if not own and not has_tokenizer(carried):
         return {}
-    found = _apr_from_gguf(model) if own else _apr_from_json(carried)
+    found = _apr_keys_from_gguf(model) if own else _apr_keys_from_json(carried)
     template = carried.chat_template()
     if template is not None:
         found[keys.CHAT_TEMPLATE] = found[keys.APR_CHAT_TEMPLATE] = template
     return found
 
 
-def _apr_from_gguf(model: "Model") -> dict[str, Value]:
+def _apr_keys_from_gguf(model: "Model") -> dict[str, Value]:
     """Return a GGUF's keys under APR's names, plus the record needed to convert back."""
     found: dict[str, Value] = {}
     back: dict[str, list[Value]] = {}
@@ -208,7 +211,7 @@ def _apr_from_gguf(model: "Model") -> dict[str, Value]:
     return found
 
 
-def _back_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
+def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
     """Return the GGUF keys an APR was made from, with present values; {} for any other APR."""
     text = carried.model.metadata.get(keys.APR_GGUF)
     if carried.model.key_style != "apr" or not isinstance(text, str):
@@ -230,7 +233,8 @@ def _back_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
     return found
 
 
-def _apr_from_json(carried: Carried) -> dict[str, Value]:
+def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
+    """Return the APR keys of a tokenizer that is a tokenizer.json."""
     data = carried.parse_tokenizer_json()
     assert data is not None
     vocabulary = from_json(carried, data)
@@ -249,10 +253,10 @@ def _apr_from_json(carried: Carried) -> dict[str, Value]:
         found[keys.FLAGS["add_space_prefix"].apr] = vocabulary.add_space_prefix
     elif vocabulary.kind == "bpe":
         try:
-            found[keys.PRE.apr] = name_of(data, carried.origin)
+            found[keys.PRE.apr] = pre_name_of(data, carried.origin)
         except ConversionError:
             pass  # optional in APR: the verbatim tokenizer.json says it
-    found.update((_BY_GGUF[key].apr, i) for key, i in _ids(carried, vocabulary))
+    found.update((_BY_GGUF[key].apr, i) for key, i in _special_id_keys(carried, vocabulary))
     found[keys.FLAGS["add_bos_token"].apr] = vocabulary.add_bos
     found[keys.FLAGS["add_eos_token"].apr] = vocabulary.add_eos
     names = {role: vocabulary.tokens[i] for role, i in vocabulary.ids.items()}
@@ -277,7 +281,11 @@ def to_hf(model: "Model") -> dict[str, str]:
         return {}
     found = {name: text for name, text in carried.files.items() if name != "config.json"}
     text = carried.tokenizer_json()
-    lists = None if text is not None and "tokenizer_config.json" in found else _lists(carried)
+    lists = (
+        None
+        if text is not None and "tokenizer_config.json" in found
+        else _vocabulary_of_lists(carried)
+    )
     if text is not None:
         found[TOKENIZER_JSON] = text
     else:
@@ -285,8 +293,8 @@ def to_hf(model: "Model") -> dict[str, str]:
         data = tokenizer_json(lists, carried.where)
         found[TOKENIZER_JSON] = json.dumps(data, ensure_ascii=False) + "\n"
     if lists is not None:  # a tokenizer.json does not say which tokens begin and end a text
-        found.setdefault("tokenizer_config.json", _config(carried, lists))
-        stops = sorted(ends(carried, lists))
+        found.setdefault("tokenizer_config.json", _tokenizer_config(carried, lists))
+        stops = sorted(stated_end_ids(carried, lists))
         if len(stops) > 1 and not stated_stops(carried):
             found["generation_config.json"] = json.dumps({"eos_token_id": stops}, indent=2) + "\n"
     template = carried.chat_template()
@@ -298,7 +306,7 @@ def to_hf(model: "Model") -> dict[str, str]:
     return found
 
 
-def _lists(carried: Carried) -> Vocabulary | None:
+def _vocabulary_of_lists(carried: Carried) -> Vocabulary | None:
     """Return the vocabulary of the metadata's lists; None where a tokenizer.json alone is there."""
     try:
         return from_metadata(carried)
@@ -308,7 +316,7 @@ def _lists(carried: Carried) -> Vocabulary | None:
         return None
 
 
-def ends(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
+def stated_end_ids(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
     """Return the stop ids of a vocabulary from metadata."""
     control = {
         vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == keys.CONTROL
@@ -316,7 +324,7 @@ def ends(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
     return stop_ids(vocabulary.ids, control.get, stated_stops(carried))
 
 
-def _config(carried: Carried, vocabulary: Vocabulary) -> str:
+def _tokenizer_config(carried: Carried, vocabulary: Vocabulary) -> str:
     """Return a tokenizer_config.json for a built tokenizer.json."""
     roles = ("bos", "eos", "unk", "sep", "pad", "mask")
     config: dict[str, Any] = {

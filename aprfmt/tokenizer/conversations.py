@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.keys import END_TEXTS
-from aprfmt.tokenizer.template import renderings
+from aprfmt.tokenizer.template import render_several
 from aprfmt.tokenizer.vocabulary import BLANK
 
 if TYPE_CHECKING:
-    from aprfmt.tokenizer.stated import Stated
+    from aprfmt.tokenizer.stated import StatedTokenizer
 
 _USER = {"role": "user", "content": "What is 2 + 2?"}
 _ANSWER = {"role": "assistant", "content": "It is 4."}
@@ -87,12 +87,14 @@ _PLAIN = tuple(
 _ROLES = frozenset(f"<|{role}|>" for role in "system user assistant tool prompter human".split())
 
 
-def rendered(template: str, variables: Mapping[str, str], where: str) -> dict[str, tuple[str, str]]:
+def render_conversations(
+    template: str, variables: Mapping[str, str], where: str
+) -> dict[str, tuple[str, str]]:
     """Return (status, text) by the name of the conversation; "ok" beside what was rendered.
 
     Raises FormatError as `template.renderings` does.
     """
-    found = renderings(template, list(CONVERSATIONS.values()), variables, where)
+    found = render_several(template, list(CONVERSATIONS.values()), variables, where)
     return dict(zip(CONVERSATIONS, found, strict=True))
 
 
@@ -101,10 +103,10 @@ def answer_end(
 ) -> str | None:
     """Return which of `tokens` the template writes right behind an answer that ends a chat.
 
-    None where another text, or nothing, stands there. Raises FormatError as `renderings` does.
+    None where another text, or nothing, stands there. Raises FormatError as `render_several` does.
     """
     conversation = CONVERSATIONS["an answer, no prompt"]
-    ((status, text),) = renderings(template, [conversation], variables, where)
+    ((status, text),) = render_several(template, [conversation], variables, where)
     _, answered, behind = text.rpartition(_ANSWER["content"])
     if status != "ok" or not answered:
         return None
@@ -115,7 +117,7 @@ def answer_end(
 def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
     """Return what looks like a control token in rendered conversations, each once, in order.
 
-    `texts` is what `rendered` gives.
+    `texts` is what `render_conversations` gives.
     """
     said = json.dumps(list(CONVERSATIONS.values()))
     found: dict[str, None] = {}
@@ -126,7 +128,7 @@ def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
     return [token for token in found if token not in said]
 
 
-def lacking(side: "Stated") -> list[str]:
+def tokens_lacking(side: "StatedTokenizer") -> list[str]:
     """Return the control tokens that a model's own template writes and its vocabulary lacks.
 
     [] without a template, and for one that cannot be rendered: other checks say that.
@@ -134,7 +136,7 @@ def lacking(side: "Stated") -> list[str]:
     if side.template is None:
         return []
     try:
-        texts = rendered(side.template, side.texts, side.carried.where)
+        texts = render_conversations(side.template, side.texts, side.carried.where)
     except AprfmtError:
         return []
     return unknown_tokens(named_tokens(texts), frozenset(side.vocabulary.tokens))

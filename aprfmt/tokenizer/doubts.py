@@ -25,14 +25,15 @@ def quick_doubts(carried: Carried) -> Iterator[str]:
     try:
         if carried.length(TOKENS) and carried.model.key_style == "gguf":
             yield from (one.says for one in absent_ids(carried))
-            yield from _lists(carried)
+            yield from _doubts_of_lists(carried)
         elif carried.origin:
-            yield from _files(carried)
+            yield from _doubts_of_files(carried)
     except FormatError:
         return  # lists that cannot be read: `validate` says which
 
 
-def _lists(carried: Carried) -> Iterator[str]:
+def _doubts_of_lists(carried: Carried) -> Iterator[str]:
+    """Yield the doubts about a metadata's lists."""
     tokens: Any = carried.value(TOKENS)
     kinds: Any = carried.value(TYPES)
     template = carried.chat_template() or ""
@@ -48,7 +49,8 @@ def _lists(carried: Carried) -> Iterator[str]:
         yield (f"{MODEL.gguf} says {KIND_NAMES[said]}, the pieces are those of {KIND_NAMES[own]}")
 
 
-def _files(carried: Carried) -> Iterator[str]:
+def _doubts_of_files(carried: Carried) -> Iterator[str]:
+    """Yield the doubts about a folder's tokenizer files."""
     added = added_ids(carried)
     for text, i in processor_ids({"post_processor": _post_processor(carried)}):
         right = added.get(text)

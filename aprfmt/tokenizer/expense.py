@@ -35,17 +35,18 @@ class _RepeatedKeyError(ValueError):
     pass
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return pairs as a dict; an error for a repeated key."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise _RepeatedKeyError
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(object_pairs_hook=_check_unique_keys)
 
 
-def unbounded(text: str) -> str:
+def unbounded_reason(text: str) -> str:
     """Return why a tokenizer.json may need unbounded memory or time; "" where nothing in it does.
 
     A text that is no tokenizer.json has no reason: the library says what is wrong with it.
@@ -58,12 +59,12 @@ def unbounded(text: str) -> str:
         return "its values are nested too deeply"
     except ValueError:
         return ""
-    return unbounded_parts(parts)
+    return unbounded_reason_of_parts(parts)
 
 
-def unbounded_parts(parts: Mapping[str, Any]) -> str:
+def unbounded_reason_of_parts(parts: Mapping[str, Any]) -> str:
     """Return the same of a parsed tokenizer.json."""
-    return next(_reasons(parts), "")
+    return next(_unbounded_reasons(parts), "")
 
 
 def _parts(text: str) -> Mapping[str, Any]:
@@ -72,14 +73,14 @@ def _parts(text: str) -> Mapping[str, Any]:
     What follows the vocabulary's key is only searched for keys of parts, at the speed of C.
     """
     found: dict[str, Any] = {}
-    at = _after(text, 0, "{")
+    at = _place_after(text, 0, "{")
     while True:
         key, at = _DECODER.raw_decode(text, _BLANK.match(text, at).end())  # type: ignore[union-attr]
         if key == "model":
             if _AGAIN.search(text, at) or _ESCAPED.search(text, at):
                 break  # parts behind the vocabulary, or spelled so that a search cannot tell
             return found
-        value, at = _DECODER.raw_decode(text, _after(text, at, ":"))
+        value, at = _DECODER.raw_decode(text, _place_after(text, at, ":"))
         if key in found:
             raise _RepeatedKeyError
         found[key] = value
@@ -91,7 +92,7 @@ def _parts(text: str) -> Mapping[str, Any]:
     return whole if isinstance(whole, dict) else {}
 
 
-def _after(text: str, at: int, mark: str) -> int:
+def _place_after(text: str, at: int, mark: str) -> int:
     """Return the place of the value behind a mark of punctuation; ValueError for another one."""
     at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] != mark:
@@ -99,7 +100,8 @@ def _after(text: str, at: int, mark: str) -> int:
     return _BLANK.match(text, at + 1).end()  # type: ignore[union-attr]
 
 
-def _reasons(parts: Mapping[str, Any]) -> Iterator[str]:
+def _unbounded_reasons(parts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the reasons why parts may need unbounded memory or time."""
     for name in PARTS:
         steps = list(_steps(parts.get(name)))
         if len(steps) > MOST_STEPS:
@@ -107,26 +109,27 @@ def _reasons(parts: Mapping[str, Any]) -> Iterator[str]:
         growth = 1
         for step in steps:
             growth *= _growth(step)
-            pattern = _regex(step)
-            why = "" if pattern is None or pattern in _in_use() else costly(pattern)
+            pattern = _regex_of(step)
+            why = "" if pattern is None or pattern in _known_regexes() else costly_reason(pattern)
             if why:
                 yield f"{name}: a regex {why}"
         if growth > MOST_GROWTH:
             yield f"{name} may make a text {growth:,} times as long"
-    for row in _list(parts.get("added_tokens")):
+    for row in _as_list(parts.get("added_tokens")):
         content = row.get("content") if isinstance(row, Mapping) else None
         if isinstance(content, str) and len(content) > MOST_TOKEN:
             yield f"an added token has {len(content):,} characters"
 
 
 @cache
-def _in_use() -> frozenset[str]:
+def _known_regexes() -> frozenset[str]:
     """Return the regexes of the tokenizers that are known by name: some repeat a choice."""
     steps = (step for row in PRE_TOKENIZERS.values() for step in row.steps)
     return frozenset(str(argument) for kind, argument in steps if kind == "split")
 
 
-def _list(value: Any) -> Sequence[Any]:
+def _as_list(value: Any) -> Sequence[Any]:
+    """Return a value that is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
@@ -140,7 +143,7 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
         inner = [
             each
             for value in step.values()
-            for each in _list(value)
+            for each in _as_list(value)
             if isinstance(each, Mapping) and "type" in each
         ]
         if inner:
@@ -160,7 +163,7 @@ def _growth(step: Mapping[str, Any]) -> int:
             return max(1, -(-put // len(text.encode("utf-8", "surrogatepass"))))
         return max(1, put + 1)  # a regex may match the empty text between any two characters
     if kind == "TemplateProcessing":
-        rows = [row for name in ("single", "pair") for row in _list(step.get(name))]
+        rows = [row for name in ("single", "pair") for row in _as_list(step.get(name))]
         return max(
             1,
             sum(isinstance(row, Mapping) and "Sequence" in row for row in rows) // 3,
@@ -169,7 +172,8 @@ def _growth(step: Mapping[str, Any]) -> int:
     return _GROWTH.get(str(kind), 1)
 
 
-def _regex(step: Mapping[str, Any]) -> str | None:
+def _regex_of(step: Mapping[str, Any]) -> str | None:
+    """Return the regex of a step, None without one."""
     pattern = step.get("pattern")
     found = pattern.get("Regex") if isinstance(pattern, Mapping) else None
     return found if isinstance(found, str) else None
@@ -179,7 +183,7 @@ _QUANTIFIER = re.compile(r"[*+]|\{(\d*)(,?)(\d*)\}")
 _MANY = 16  # a bounded repeat from here on counts as one without bound
 
 
-def costly(pattern: str) -> str:
+def costly_reason(pattern: str) -> str:
     """Return why a regex may take exponential time, as far as its spelling shows; "" if it may not.
 
     Looked for are a repeat without bound of something that has one or is a choice, many of them in

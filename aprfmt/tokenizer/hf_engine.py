@@ -16,10 +16,10 @@ _MAX_ID = (1 << 32) - 1  # token ids are u32 there
 
 
 @contextmanager
-def _asking(where: str, what: str) -> Iterator[None]:
+def _library_errors(where: str, what: str) -> Iterator[None]:
     """Turn errors and panics of the library into FormatError."""
     try:
-        with _unheard():
+        with _silence_panics():
             yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
@@ -28,7 +28,7 @@ def _asking(where: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _silence_panics() -> Iterator[None]:
     """Hide what a panic writes to stderr (several lines); the error's one line replaces it."""
     with _LOCK, open(os.devnull, "wb") as nothing:
         try:
@@ -44,8 +44,9 @@ def _unheard() -> Iterator[None]:
             os.close(kept)
 
 
-def _reading(where: str) -> AbstractContextManager[None]:
-    return _asking(where, "not a tokenizer that can be read")
+def _reading_errors(where: str) -> AbstractContextManager[None]:
+    """Turn errors of reading a tokenizer.json into FormatError."""
+    return _library_errors(where, "not a tokenizer that can be read")
 
 
 class HfEngine:
@@ -66,7 +67,7 @@ class HfEngine:
         """
         from tokenizers import Tokenizer
 
-        with _reading(where):
+        with _reading_errors(where):
             return cls(Tokenizer.from_str(text), where)
 
     @classmethod
@@ -78,7 +79,7 @@ class HfEngine:
         options = {k: v for k, v in model.items() if k != "type" and v is not None}
         empty = {"type": "BPE", "vocab": {}, "merges": []}
         shell = {**data, "model": empty, "added_tokens": []}
-        with _reading(where):
+        with _reading_errors(where):
             parts = Tokenizer.from_str(json.dumps(shell))
             made = Tokenizer(models.BPE(**options))
             for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -119,13 +120,13 @@ class HfEngine:
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """Return ids; with `add_special`, also those that the post-processor adds."""
         self._tokenizer.encode_special_tokens = not parse_special
-        with _asking(self._where, "cannot encode this text"):  # no unk token, say
+        with _library_errors(self._where, "cannot encode this text"):  # no unk token, say
             return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
     def words(self, text: str) -> list[str]:
         """Return what a text is split into before merging, normalised."""
         parts = self._tokenizer
-        with _asking(self._where, "cannot split this text"):
+        with _library_errors(self._where, "cannot split this text"):
             if parts.normalizer is not None:
                 text = parts.normalizer.normalize_str(text)
             if parts.pre_tokenizer is None:
@@ -135,7 +136,7 @@ class HfEngine:
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         """Return text."""
         known = [i for i in ids if 0 <= i <= _MAX_ID]
-        with _asking(self._where, "cannot decode these ids"):
+        with _library_errors(self._where, "cannot decode these ids"):
             return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))
 
     def token(self, i: int) -> str | None:

@@ -8,7 +8,7 @@ from aprfmt.tokenizer.carried import MAX_TOKENS, Carried
 from aprfmt.tokenizer.engine_defaults import CLASS_EOS
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from aprfmt.tokenizer.pre import flatten
-from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary, filler
+from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary, filler_text
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "mask")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -24,12 +24,12 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
     model = data.get("model")
     if not isinstance(model, Mapping):
         raise FormatError(f"{where}: has no object `model`; it is not a tokenizer.json")
-    kind = _kind(data, model)
+    kind = _vocabulary_kind(data, model)
     vocab, scores = stored_vocab(model, where)
     added = effective_added(data, carried, vocab)
     by_id = {i: token for token, i in vocab.items()}
     by_id.update((token["id"], token["content"]) for token in added)
-    size = _size(by_id, where)
+    size = _checked_size(by_id, where)
     limit = carried.vocab_size()
     if limit is not None:
         size = min(size, limit)
@@ -48,19 +48,20 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
     ids = {role: i for role, i in special_ids(carried, texts.get).items() if i < size}
     return Vocabulary(
         kind,
-        [by_id.get(i) or filler(i) for i in range(size)],
+        [by_id.get(i) or filler_text(i) for i in range(size)],
         types,
-        _merges(model, where),
+        _merge_lines(model, where),
         scores,
         "",
         ids,
         ids.get("bos") in begins,
         ids.get("eos") in ends,
-        kind == "spm" and _prepends(data),
+        kind == "spm" and _prepends_blank(data),
     )
 
 
-def _kind(data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+def _vocabulary_kind(data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """Return the kind of a tokenizer.json's vocabulary."""
     name = model.get("type")
     if name is None:  # files from before the tag
         vocab = model.get("vocab")
@@ -79,7 +80,7 @@ def _spells_blanks(data: Mapping[str, Any]) -> bool:
     return any(step.get("type") == "Metaspace" for step in steps)
 
 
-def _prepends(data: Mapping[str, Any]) -> bool:
+def _prepends_blank(data: Mapping[str, Any]) -> bool:
     """Say whether a blank is put before the text."""
     for step in flatten(data.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == BLANK:
@@ -109,7 +110,8 @@ def stored_vocab(model: Mapping[str, Any], where: str) -> tuple[dict[str, int], 
     raise FormatError(f"{where}: model.vocab is neither tokens with ids nor a list; it is damaged")
 
 
-def _size(by_id: Mapping[int, str], where: str) -> int:
+def _checked_size(by_id: Mapping[int, str], where: str) -> int:
+    """Return the number of ids; FormatError where it is out of bounds."""
     size = max(by_id, default=-1) + 1
     if size - len(by_id) > _MAX_HOLES:
         raise FormatError(
@@ -118,7 +120,7 @@ def _size(by_id: Mapping[int, str], where: str) -> int:
     return size
 
 
-def _merges(model: Mapping[str, Any], where: str) -> list[str] | None:
+def _merge_lines(model: Mapping[str, Any], where: str) -> list[str] | None:
     """Return merges as `"left right"`; a space inside a part is spelled as byte-level BPE does."""
     merges = model.get("merges")
     if merges is None:
@@ -148,7 +150,7 @@ def effective_added(
     if not isinstance(rows, list):
         raise FormatError(f"{carried.origin}: added_tokens is not a list; it is damaged")
     for row in rows:
-        token = _added(row, carried.origin)
+        token = _added_token(row, carried.origin)
         if type(row.get("id")) is not int or not 0 <= row["id"] < MAX_TOKENS:
             raise FormatError(f"{carried.origin}: an added token has the id {row.get('id')!r}")
         found[token["content"]] = {**token, "id": row["id"]}
@@ -170,19 +172,20 @@ def config_added(
     decoder = config.get("added_tokens_decoder")
     if isinstance(decoder, Mapping):
         for i in sorted(decoder, key=lambda i: (len(i), i)):
-            token = _added(decoder[i], f"{carried.where}: tokenizer_config.json")
+            token = _added_token(decoder[i], f"{carried.where}: tokenizer_config.json")
             flags = {flag: token[flag] for flag in FLAGS}
             if seen.get(token["content"]) != flags:
                 seen[token["content"]] = flags
                 yield token
-    for content in (*special_texts(carried).values(), *_extra_special(config)):
+    for content in (*special_texts(carried).values(), *_extra_special_texts(config)):
         if content not in seen:
-            token = _added({"content": content, "special": True, "normalized": False}, "")
+            token = _added_token({"content": content, "special": True, "normalized": False}, "")
             seen[content] = {flag: token[flag] for flag in FLAGS}
             yield token
 
 
-def _added(row: Any, where: str) -> dict[str, Any]:
+def _added_token(row: Any, where: str) -> dict[str, Any]:
+    """Return an added token's row with its flags."""
     if not isinstance(row, Mapping) or not isinstance(row.get("content"), str):
         raise FormatError(f"{where}: an added token has no content; it is damaged")
     token: dict[str, Any] = {"content": row["content"]}
@@ -191,7 +194,8 @@ def _added(row: Any, where: str) -> dict[str, Any]:
     return token
 
 
-def _content(value: Any) -> str | None:
+def _token_content(value: Any) -> str | None:
+    """Return the text of a token that is a string or an object; None for others."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
@@ -202,18 +206,19 @@ def special_texts(carried: Carried) -> dict[str, str]:
     found: dict[str, str] = {}
     for source in (carried.tokenizer_config, carried.parse("special_tokens_map.json")):
         for role in ROLES:
-            text = _content(source.get(f"{role}_token"))
+            text = _token_content(source.get(f"{role}_token"))
             if text is not None:
                 found.setdefault(role, text)
     return found
 
 
-def _extra_special(config: Mapping[str, Any]) -> list[str]:
+def _extra_special_texts(config: Mapping[str, Any]) -> list[str]:
+    """Return the texts of additional special tokens."""
     found = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
     values = found.values() if isinstance(found, Mapping) else found
     if not isinstance(values, Sequence) and not isinstance(found, Mapping):
         return []
-    return [text for text in map(_content, values) if text is not None]
+    return [text for text in map(_token_content, values) if text is not None]
 
 
 def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[str, int]:
@@ -270,7 +275,7 @@ def id_list(value: Any) -> list[int]:
     return [i for i in values if type(i) is int and i >= 0]
 
 
-def _lookup(value: Any, key: Any) -> Any:
+def _get(value: Any, key: Any) -> Any:
     """Return value[key] if `value` is a mapping that has it, else None."""
     return value.get(key) if isinstance(value, Mapping) and isinstance(key, str) else None
 
@@ -295,8 +300,8 @@ def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
                 if not isinstance(piece, Mapping) or "SpecialToken" not in piece:
                     at = 1
                     continue
-                entry = _lookup(tokens, _lookup(piece["SpecialToken"], "id"))
-                ids = _lookup(entry, "ids")
+                entry = _get(tokens, _get(piece["SpecialToken"], "id"))
+                ids = _get(entry, "ids")
                 if isinstance(ids, list):
                     sides[at].extend(i for i in ids if type(i) is int)
         for key, side in zip(("cls", "sep"), sides, strict=True):  # Bert and Roberta: [text, id]
@@ -314,7 +319,7 @@ def processor_ids(data: Mapping[str, Any]) -> list[tuple[str, int]]:
     for step in flatten(data.get("post_processor"), "processors"):
         entries = step.get("special_tokens")
         for entry in entries.values() if isinstance(entries, Mapping) else ():
-            texts, ids = _lookup(entry, "tokens"), _lookup(entry, "ids")
+            texts, ids = _get(entry, "tokens"), _get(entry, "ids")
             if isinstance(texts, list) and isinstance(ids, list):
                 pairs = zip(texts, ids, strict=False)
                 found.update({(t, i): None for t, i in pairs if type(t) is str and type(i) is int})

@@ -10,7 +10,7 @@ from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
 from aprfmt.tokenizer.hf_json import from_json, special_texts
 from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS, name_of
+from aprfmt.tokenizer.pre import PRE_TOKENIZERS, pre_name_of
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import foreign_template
 from aprfmt.tokenizer.turn_ends import unstopped_turn
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 
-def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
+def tokenizer_facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
     """Return what identifies a tokenizer; {} without one.
 
     Equal for two formats of one model, key by key; facts that a format does not have are left out.
@@ -32,13 +32,13 @@ def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
     if not has_tokenizer(carried):
         return {}
     if quick:
-        return _quick(carried)
+        return _quick_facts(carried)
     if "facts" not in carried.kept:
-        carried.kept["facts"] = of_tokens(carried)
+        carried.kept["facts"] = token_facts(carried)
     return carried.kept["facts"]
 
 
-def of_tokens(carried: Carried) -> Mapping[str, Any]:
+def token_facts(carried: Carried) -> Mapping[str, Any]:
     """Return the facts that need the tokens; {} without a vocabulary."""
     data = carried.parse_tokenizer_json()
     vocabulary = from_json(carried, data) if data is not None else from_metadata(carried)
@@ -54,7 +54,7 @@ def of_tokens(carried: Carried) -> Mapping[str, Any]:
         "add_bos": vocabulary.add_bos,
         "add_eos": vocabulary.add_eos,
     }
-    pre = _pre(carried, vocabulary, data)
+    pre = _pre_name(carried, vocabulary, data)
     if pre:
         found["pre"] = pre
     for role in ("bos", "eos", "pad"):
@@ -69,12 +69,12 @@ def of_tokens(carried: Carried) -> Mapping[str, Any]:
     return found
 
 
-def _pre(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None) -> str:
+def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None) -> str:
     """Return the first `pre` name that splits text as a byte-level vocabulary does; or ""."""
     name = vocabulary.pre
     if vocabulary.kind == "bpe" and data is not None:
         try:
-            name = name_of(data, carried.origin)
+            name = pre_name_of(data, carried.origin)
         except ConversionError:
             return ""
     row = PRE_TOKENIZERS.get(name)
@@ -87,7 +87,8 @@ def _digest(values: Sequence[Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _quick(carried: Carried) -> dict[str, Any]:
+def _quick_facts(carried: Carried) -> dict[str, Any]:
+    """Return the facts that need no tokens."""
     found: dict[str, Any] = {}
     for name, value in (
         ("model", carried.value(MODEL)),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.child_process import import_path, start_library_child
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer.expense import unbounded, unbounded_parts
+from aprfmt.tokenizer.expense import unbounded_reason, unbounded_reason_of_parts
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.limits import (
     CPU_SECONDS,
@@ -42,7 +42,7 @@ class IsolatedEngine(HfEngine):
             raise FormatError(
                 f"{where}: a process for the tokenizer could not start: {error}"
             ) from None
-        weakref.finalize(self, _end, self._child)
+        weakref.finalize(self, _end_child, self._child)
         limits = {"cpu_seconds": CPU_SECONDS, "memory": self._memory, "output": ENGINE_OUTPUT}
         self._ask({"path": import_path(), "limits": limits, "text": text, "where": where})
 
@@ -66,7 +66,7 @@ class IsolatedEngine(HfEngine):
             return value
         if status == "error":
             raise FormatError(str(value))
-        _end(child)
+        _end_child(child)
         raise FormatError(
             f"{self._where}: the tokenizer needs more than {self._memory >> 20} MiB of memory, "
             f"{CPU_SECONDS} s of CPU or {ENGINE_OUTPUT >> 20} MiB of answer ({self._why}); it is "
@@ -126,19 +126,19 @@ def engine_of_text(text: str, where: str) -> HfEngine:
 
     Raises FormatError if the library cannot read it.
     """
-    why = unbounded(text)
+    why = unbounded_reason(text)
     return IsolatedEngine(text, where, why) if why else HfEngine.from_text(text, where)
 
 
 def engine_of_data(data: Mapping[str, Any], where: str) -> HfEngine:
     """Return the engine of the parsed tokenizer.json of a BPE; see `engine_of_text`."""
-    why = unbounded_parts(data)
+    why = unbounded_reason_of_parts(data)
     if why:
         return IsolatedEngine(json.dumps(data), where, why)
     return HfEngine.from_data(data, where)
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
+def _end_child(child: "subprocess.Popen[bytes]") -> None:
     """End the child and wait for it, so that none is left."""
     child.kill()
     for stream in (child.stdin, child.stdout):

@@ -32,7 +32,7 @@ _WALL_SECONDS = 120.0
 _WIDTH = 32  # elements of the stand-in's hidden state
 
 
-class Answers(NamedTuple):
+class ServerAnswers(NamedTuple):
     """What rendered, and for each conversation (status, text): "ok" beside what was rendered."""
 
     engine: str
@@ -63,7 +63,7 @@ def render_by_llama_cpp(
     variables: Mapping[str, str],
     conversations: Sequence[Mapping[str, Any]],
     where: str,
-) -> Answers:
+) -> ServerAnswers:
     """Return what llama.cpp makes of conversations as `template.renderings` takes them.
 
     `variables` are the special tokens (`bos_token`, `eos_token`); others llama.cpp has not. Raises
@@ -86,10 +86,12 @@ def render_by_llama_cpp(
             "model": str(model),
             "bodies": [_request_body(one) for one in conversations],
         }
-        answer = _ask(json.dumps(request).encode())
+        answer = _ask_child(json.dumps(request).encode())
     if "failed" in answer:
         raise BackendUnavailableError(f"engine 'llama.cpp': {answer['failed']}")
-    return Answers(answer["engine"], [(str(word), str(text)) for word, text in answer["texts"]])
+    return ServerAnswers(
+        answer["engine"], [(str(word), str(text)) for word, text in answer["texts"]]
+    )
 
 
 def _request_body(conversation: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +167,7 @@ _SIZES: Mapping[str, int] = {
 }  # fmt: skip
 
 
-def _ask(payload: bytes) -> dict[str, Any]:
+def _ask_child(payload: bytes) -> dict[str, Any]:
     """Run the child on a request and return its answer; its whole process group ends with it."""
     try:
         child = start_library_child(_CHILD)

@@ -26,7 +26,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
-        engine, port = _start(request["program"], request["model"])
+        engine, port = _start_server(request["program"], request["model"])
         texts = [_render(port, body) for body in request["bodies"]]
         answer: Mapping[str, Any] = {"engine": engine, "texts": texts}
     except Exception as error:
@@ -36,7 +36,7 @@ def main() -> None:
     os._exit(0)  # the library's threads do not end by themselves
 
 
-def _start(program: str | None, model: str) -> tuple[str, int]:
+def _start_server(program: str | None, model: str) -> tuple[str, int]:
     """Start a server for the model; return what it is and its port."""
     if program is not None:
         return _start_program(program, model)
@@ -76,7 +76,7 @@ def _start_program(program: str, model: str) -> tuple[str, int]:
         if server.poll() is not None:
             raise RuntimeError(f"{program} ended with exit {server.returncode} before it was ready")
         try:
-            status, _ = _asked(port, "GET", "/health")
+            status, _ = _request(port, "GET", "/health")
         except OSError:
             status = 0
         if status == 200:
@@ -87,14 +87,15 @@ def _start_program(program: str, model: str) -> tuple[str, int]:
 
 def _render(port: int, body: Mapping[str, Any]) -> tuple[str, str]:
     """Return ("ok", text), or ("error", what the server says)."""
-    status, answer = _asked(port, "POST", "/apply-template", json.dumps(body))
+    status, answer = _request(port, "POST", "/apply-template", json.dumps(body))
     if status == 200:
         return "ok", str(answer["prompt"])
     error = answer.get("error", answer)
     return "error", str(error.get("message", error) if isinstance(error, Mapping) else error)
 
 
-def _asked(port: int, method: str, path: str, body: str | None = None) -> tuple[int, Any]:
+def _request(port: int, method: str, path: str, body: str | None = None) -> tuple[int, Any]:
+    """Return (status, JSON) of a request to the server."""
     connection = HTTPConnection(_HOST, port, timeout=_START_SECONDS)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"})

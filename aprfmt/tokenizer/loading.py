@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 
-def load(model: "Model") -> Tokenizer:
+def load_tokenizer(model: "Model") -> Tokenizer:
     """Build the tokenizer of a model: from its tokenizer.json, else from its vocabulary.
 
     Raises FormatError if the model has no tokenizer or a damaged one, UnsupportedError for an
@@ -28,7 +28,7 @@ def load(model: "Model") -> Tokenizer:
     carried = model.carried
     text = carried.tokenizer_json()
     if text is not None:
-        return _from_text(carried, text)
+        return _tokenizer_from_text(carried, text)
     vocabulary = from_metadata(carried)
     if vocabulary is None:
         looked = f"{TOKENIZER_JSON}, {HF_JSON}, {carried.spelled(TOKENS).rpartition(': ')[2]}"
@@ -38,7 +38,7 @@ def load(model: "Model") -> Tokenizer:
             f"{carried.where}: carries no tokenizer; looked for {looked}{found}; "
             "put tokenizer.json beside the weights, or give token ids"
         )
-    return _from_vocabulary(carried, vocabulary)
+    return _tokenizer_from_vocabulary(carried, vocabulary)
 
 
 def render_alone(
@@ -53,7 +53,7 @@ def render_alone(
     template, where = carried.template_and_origin()
     if template is None:
         return None
-    texts = special_texts(carried) or _texts_of_ids(carried)
+    texts = special_texts(carried) or _special_texts(carried)
     return render(
         template,
         messages,
@@ -63,7 +63,8 @@ def render_alone(
     )
 
 
-def _texts_of_ids(carried: Carried) -> dict[str, str]:
+def _special_texts(carried: Carried) -> dict[str, str]:
+    """Return the texts of special ids by role."""
     tokens = carried.value(TOKENS)
     if not isinstance(tokens, Sequence) or isinstance(tokens, str):
         return {}
@@ -108,10 +109,10 @@ def stated_ends(model: "Model") -> frozenset[int]:
     if carried.model.key_style == "gguf" and not carried.origin:
         pre, count = carried.text(PRE) or "", carried.length(TOKENS) or 0
         taken = default_ids(carried.text(MODEL) or "", pre, count)
-    return _stops(carried, {**taken, **carried.ids()}, lambda text: None)
+    return _stop_ids(carried, {**taken, **carried.ids()}, lambda text: None)
 
 
-def _stops(
+def _stop_ids(
     carried: Carried, ids: Mapping[str, int], control: Callable[[str], int | None]
 ) -> frozenset[int]:
     """Return the ids that end a generation, as the readers of this format take them.
@@ -125,15 +126,18 @@ def _stops(
     return stop_ids(ids, control, stated)
 
 
-def _from_text(carried: Carried, text: str) -> Tokenizer:
+def _tokenizer_from_text(carried: Carried, text: str) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json's text."""
     engine = engine_of_text(text, carried.origin)
     engine.add(config_added(carried, engine.added()))
     ids = {r: i for r, i in special_ids(carried, engine.id_of).items() if engine.token(i)}
     texts = special_texts(carried) or {role: engine.token(i) or "" for role, i in ids.items()}
-    return _tokenizer(carried, engine, carried.origin, ids, texts, _own_frame(carried, engine, ids))
+    return _make_tokenizer(
+        carried, engine, carried.origin, ids, texts, _metadata_frame(carried, engine, ids)
+    )
 
 
-def _own_frame(
+def _metadata_frame(
     carried: Carried, engine: Engine, ids: Mapping[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the metadata's bos and eos if they contradict the post-processor; else None."""
@@ -150,7 +154,8 @@ def _own_frame(
     return (frame[0], frame[1]) if differs else None
 
 
-def _from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Tokenizer:
+def _tokenizer_from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Tokenizer:
+    """Return the tokenizer of the metadata's lists."""
     engine = engine_of_lists(vocabulary, carried.where)
     used = (
         "scores"
@@ -164,7 +169,7 @@ def _from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Tokenizer:
         (ids[role],) if wanted and role in ids else ()
         for role, wanted in (("bos", vocabulary.add_bos), ("eos", vocabulary.add_eos))
     )
-    return _tokenizer(
+    return _make_tokenizer(
         carried, engine, origin, vocabulary.ids, texts, (frame[0], frame[1]), ends=ids
     )
 
@@ -179,7 +184,7 @@ def engine_of_lists(vocabulary: Vocabulary, where: str) -> Engine:
     return engine_of_data(tokenizer_json(vocabulary, where), where)
 
 
-def _tokenizer(
+def _make_tokenizer(
     carried: Carried,
     engine: Engine,
     origin: str,
@@ -189,6 +194,8 @@ def _tokenizer(
     *,
     ends: Mapping[str, int] | None = None,
 ) -> Tokenizer:
+    """Return the tokenizer around an engine, with its special ids and frame."""
+
     def control(text: str) -> int | None:
         i = engine.id_of(text)
         return i if i is not None and engine.is_control(i) else None
@@ -198,7 +205,7 @@ def _tokenizer(
         engine,
         origin,
         dict(ids),
-        _stops(carried, ids if ends is None else ends, control),
+        _stop_ids(carried, ids if ends is None else ends, control),
         template,
         {f"{role}_token": text for role, text in texts.items()},
         frame,

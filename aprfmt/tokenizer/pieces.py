@@ -11,7 +11,7 @@ from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN
 
 
 @cache
-def byte_of() -> Mapping[str, int]:
+def byte_level_alphabet() -> Mapping[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
@@ -20,14 +20,14 @@ def byte_of() -> Mapping[str, int]:
     }
 
 
-def readable(piece: str, kind: str) -> str:
+def readable_piece(piece: str, kind: str) -> str:
     r"""Return a piece of a vocabulary of this `kind` as text.
 
     Bytes that are no UTF-8 by themselves stay visible as `\xHH`; a piece that its kind could not
     have spelled (an added token) is returned as it is.
     """
     if kind == "bpe":
-        table = byte_of()
+        table = byte_level_alphabet()
         if all(character in table for character in piece):
             return bytes(table[character] for character in piece).decode(
                 "utf-8", "backslashreplace"

@@ -75,7 +75,7 @@ _CASED_LETTERS = (
 )
 
 
-def _characters(ranges: str) -> str:
+def _character_class(ranges: str) -> str:
     """Return `41-5A B5` as the inside of a character class: `A-Zµ`."""
     return "".join(
         "-".join(chr(int(end, 16)) for end in part.split("-")) for part in ranges.split()
@@ -87,25 +87,26 @@ _GPT2: SplitStep = ("gpt2", "")
 _BYTES: SplitStep = ("bytes", "")
 
 
-def _split(*regexes: str, **options: Any) -> PreTokenizer:
+def _split_row(*regexes: str, **options: Any) -> PreTokenizer:
+    """Return a row of regexes that split one after another."""
     return PreTokenizer((*(("split", regex) for regex in regexes), _BYTES), **options)
 
 
 _PLAIN_GPT2 = PreTokenizer((_GPT2,))
 _ONE_DIGIT = PreTokenizer((_DIGITS, _GPT2))
-_LLAMA_BPE = _split(LLAMA3, ignore_merges=True, add_bos=True)
-_CL100K = _split(LLAMA3)
-_QWEN2 = _split(QWEN2, normalizer="NFC")
-_QWEN2_RAW = _split(QWEN2)
-_GPT4O = _split(GPT4O)
-_DEEPSEEK3 = _split(r"\p{N}{1,3}", _HAN_KANA, _DEEPSEEK3_WORDS)
-_BAILING = _split(
+_LLAMA_BPE = _split_row(LLAMA3, ignore_merges=True, add_bos=True)
+_CL100K = _split_row(LLAMA3)
+_QWEN2 = _split_row(QWEN2, normalizer="NFC")
+_QWEN2_RAW = _split_row(QWEN2)
+_GPT4O = _split_row(GPT4O)
+_DEEPSEEK3 = _split_row(r"\p{N}{1,3}", _HAN_KANA, _DEEPSEEK3_WORDS)
+_BAILING = _split_row(
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-_AYA = _split(r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)
+_AYA = _split_row(r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)
 
-# Order matters for `name_of`: of the names that split alike, the first is the one written.
+# Order matters for `pre_name_of`: of the names that split alike, the first is the one written.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "gpt-2": _PLAIN_GPT2,
     "qwen2": _QWEN2,
@@ -114,11 +115,11 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "smollm": _ONE_DIGIT,
     "command-r": PreTokenizer((_DIGITS, _GPT2), normalizer="NFC"),
     "olmo": PreTokenizer((_GPT2,), normalizer="NFC"),
-    "tekken": _split(TEKKEN, ignore_merges=True, add_bos=True),
+    "tekken": _split_row(TEKKEN, ignore_merges=True, add_bos=True),
     "gpt-4o": _GPT4O,
-    "qwen35": _split(QWEN35, normalizer="NFC"),
+    "qwen35": _split_row(QWEN35, normalizer="NFC"),
     "deepseek-llm": PreTokenizer((
-        ("split", r"[\r\n]"), ("split", rf"\s?[{_characters(_CASED_LETTERS)}]+"),
+        ("split", r"[\r\n]"), ("split", rf"\s?[{_character_class(_CASED_LETTERS)}]+"),
         ("split", "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"),
         ("split", r"\s+$"), ("split", _CJK), _DIGITS, _BYTES,
     )),
@@ -130,31 +131,31 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "falcon": PreTokenizer((
         ("punctuation", ""), _GPT2, ("digits", False), ("split", "[0-9][0-9][0-9]"),
     )),
-    "bloom": _split(_BLOOM),
+    "bloom": _split_row(_BLOOM),
     "viking": PreTokenizer((("split", _BLOOM), _DIGITS, _BYTES)),
-    "superbpe": _split(r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
+    "superbpe": _split_row(r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
     "bailingmoe": _BAILING,
-    "seed-coder": _split(
+    "seed-coder": _split_row(
         rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}"
     ),
-    "exaone-moe": _split(
+    "exaone-moe": _split_row(
         rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
     ),
-    "jais-2": _split(
+    "jais-2": _split_row(
         rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}|\s*[\r\n]+|"
         + "|".join(rf"\s{{{n}}}(?!\S)" for n in ("512", "256", "128", "64", "32", "16", "8", "4"))
         + r"|\s{1,2}(?!\S)|\s{1}"
     ),
-    "minicpm5": _split(
+    "minicpm5": _split_row(
         r"\p{N}{1,3}", rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_SYMBOLS}|{_BLANKS}", ignore_merges=True
     ),
-    "laguna": _split(r"[^\n]+|[\n]+", QWEN2),
-    "ufakzeka": _split(rf"{_WORD}|\p{{N}}|{_SYMBOLS}|{_BLANKS}"),
+    "laguna": _split_row(r"[^\n]+|[\n]+", QWEN2),
+    "ufakzeka": _split_row(rf"{_WORD}|\p{{N}}|{_SYMBOLS}|{_BLANKS}"),
     "tiny_aya": _AYA,
     "gemma4": PreTokenizer(style="blank"),
     # llama.cpp's rule for the name `default`; no tokenizer.json splits this way.
-    "default": _split(
+    "default": _split_row(
         r"[\p{P}\$\+<=>\^~\|]+",
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
         r"\p{N}+", "[0-9][0-9][0-9]",
@@ -174,7 +175,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama4": _GPT4O, "kanana2": _GPT4O, "talkie": _GPT4O, "minimax-m2": _GPT4O,
     "hunyuan-dense": _DEEPSEEK3, "joyai-llm": _DEEPSEEK3, "hy_v4": _DEEPSEEK3,
     "bailingmoe2": _BAILING, "llada-moe": _BAILING, "cohere2moe": _AYA,
-    "poro-chat": _split(_BLOOM), "gpt3-finnish": _split(_BLOOM),
+    "poro-chat": _split_row(_BLOOM), "gpt3-finnish": _split_row(_BLOOM),
     "sarvam-moe": PreTokenizer(style="blank"),
 }  # fmt: skip
 
@@ -198,7 +199,8 @@ def pre_tokenizer(name: str, where: str) -> PreTokenizer:
     return row
 
 
-def _byte_level(use_regex: bool) -> dict[str, Any]:
+def _byte_level_step(use_regex: bool) -> dict[str, Any]:
+    """Return the ByteLevel step of a tokenizer.json."""
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -207,7 +209,8 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
     }
 
 
-def _step_json(step: SplitStep) -> dict[str, Any]:
+def _step_as_json(step: SplitStep) -> dict[str, Any]:
+    """Return a step as tokenizer.json spells it."""
     kind, argument = step
     if kind == "split":
         pattern = {"Regex": argument}
@@ -216,12 +219,12 @@ def _step_json(step: SplitStep) -> dict[str, Any]:
         return {"type": "Digits", "individual_digits": argument}
     if kind == "punctuation":
         return {"type": "Punctuation", "behavior": "Contiguous"}
-    return _byte_level(kind == "gpt2")
+    return _byte_level_step(kind == "gpt2")
 
 
 def pre_tokenizer_json(row: PreTokenizer) -> dict[str, Any] | None:
     """Return the `pre_tokenizer` of a tokenizer.json."""
-    steps = [_step_json(step) for step in row.steps]
+    steps = [_step_as_json(step) for step in row.steps]
     if not steps:
         return None
     return steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
@@ -255,7 +258,7 @@ def _plain_regex(regex: str) -> str:
     return regex.replace("\r", r"\r").replace("\n", r"\n")
 
 
-def _step_of(node: Mapping[str, Any]) -> SplitStep:
+def _comparable_step(node: Mapping[str, Any]) -> SplitStep:
     """Return a comparable step; an unknown kind gives a step that equals no row's."""
     kind = node.get("type")
     if kind == "Split":
@@ -278,15 +281,17 @@ def _step_of(node: Mapping[str, Any]) -> SplitStep:
     return ("unknown", str(kind))
 
 
-def _normalizer_of(node: Any) -> tuple[str, ...]:
+def _normalizer_steps(node: Any) -> tuple[str, ...]:
+    """Return the comparable steps of a normalizer."""
     return tuple(str(step.get("type")) for step in flatten(node, "normalizers"))
 
 
-def _signature(row: PreTokenizer) -> tuple[SplitStep, ...]:
+def _row_steps(row: PreTokenizer) -> tuple[SplitStep, ...]:
+    """Return the comparable steps of a row."""
     return tuple((kind, _plain_regex(x) if isinstance(x, str) else x) for kind, x in row.steps)
 
 
-def name_of(tokenizer: Mapping[str, Any], where: str) -> str:
+def pre_name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     """Return the `pre` name of a byte-level BPE tokenizer.json.
 
     A row fits if its steps and `ignore_merges` equal the file's; rows with the file's normalizer
@@ -294,14 +299,14 @@ def name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     fits no name. Raises ConversionError with the steps that were found.
     """
     steps = tuple(
-        _step_of(node) for node in flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
+        _comparable_step(node) for node in flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
     )
-    normalizer = _normalizer_of(tokenizer.get("normalizer"))
+    normalizer = _normalizer_steps(tokenizer.get("normalizer"))
     ignores = bool(tokenizer["model"].get("ignore_merges"))
     fits = [
         (name, row)
         for name, row in PRE_TOKENIZERS.items()
-        if row.style == "bytes" and row.ignore_merges == ignores and _signature(row) == steps
+        if row.style == "bytes" and row.ignore_merges == ignores and _row_steps(row) == steps
     ]
 
     fits.sort(key=lambda item: "+".join(normalizer) != item[1].normalizer)  # stable
@@ -319,18 +324,18 @@ def _shorten(text: str, limit: int = 300) -> str:
     return re.sub(r"\s+", " ", text[:limit]) + ("…" if len(text) > limit else "")
 
 
-def splitting(tokenizer: Mapping[str, Any]) -> Splitting:
+def splitting_of(tokenizer: Mapping[str, Any]) -> Splitting:
     """Return the steps of a tokenizer.json's pre-tokenizer, comparable, and its `ignore_merges`."""
     nodes = flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
     model = tokenizer.get("model")
     ignores = isinstance(model, Mapping) and bool(model.get("ignore_merges"))
-    return tuple(_step_of(node) for node in nodes), ignores
+    return tuple(_comparable_step(node) for node in nodes), ignores
 
 
 def row_splitting(name: str) -> Splitting | None:
     """Return the same of a `pre` name; None for a name that is not in the table."""
     row = PRE_TOKENIZERS.get(name)
-    return None if row is None else (_signature(row), row.ignore_merges)
+    return None if row is None else (_row_steps(row), row.ignore_merges)
 
 
 def known_steps(steps: Sequence[SplitStep]) -> bool:

@@ -104,27 +104,27 @@ def environment() -> Any:
 
 def render(request: Mapping[str, Any], limit: int) -> str:
     """Return the rendered text; raises OutputTooLongError."""
-    return _generated(environment().from_string(request["template"]), request["context"], limit)
+    return _generate(environment().from_string(request["template"]), request["context"], limit)
 
 
-def several(request: Mapping[str, Any], limit: int) -> str:
+def render_several(request: Mapping[str, Any], limit: int) -> str:
     """Return [status, text] of every context as JSON; the limit holds for all of them together."""
     template = environment().from_string(request["template"])
     found = []
     for context in request["contexts"]:
         try:
-            found.append(["ok", _generated(template, context, limit)])
+            found.append(["ok", _generate(template, context, limit)])
         except RefusedError as error:
             found.append(["refused", str(error)])
         except (MemoryError, OutputTooLongError, RecursionError):
             raise
         except Exception as error:
-            found.append([_status(error), f"{type(error).__name__}: {error}"[:300]])
+            found.append([_error_status(error), f"{type(error).__name__}: {error}"[:300]])
         limit -= len(found[-1][1])
     return json.dumps(found)
 
 
-def trees(request: Mapping[str, Any]) -> str:
+def template_trees(request: Mapping[str, Any]) -> str:
     """Return the trees of several templates as JSON: equal ones render everything alike.
 
     jinja2 has applied the whitespace control by then, and quotes are gone. Texts side by side are
@@ -145,7 +145,10 @@ def trees(request: Mapping[str, Any]) -> str:
             if made and row[:1] == made[-1][:1] == ["Output"]:
                 made[-1] = ["Output", joined([*made[-1][1], *row[1]])]
             elif made and row[:1] == made[-1][:1] == ["TemplateData"]:
-                made[-1] = ["TemplateData", ["str", repr(_text(made[-1]) + _text(row))]]
+                made[-1] = [
+                    "TemplateData",
+                    ["str", repr(_constant_text(made[-1]) + _constant_text(row))],
+                ]
             else:
                 made.append(row)
         return made
@@ -154,19 +157,22 @@ def trees(request: Mapping[str, Any]) -> str:
     return json.dumps([plain(made.parse(text)) for text in request["templates"]])
 
 
-def _text(row: Any) -> str:
+def _constant_text(row: Any) -> str:
+    """Return the text of a row of a template's tree that is a constant."""
     import ast
 
     return str(ast.literal_eval(row[1][1]))
 
 
-def _status(error: Exception) -> str:
+def _error_status(error: Exception) -> str:
+    """Return the word of the table of answers for an error."""
     from jinja2.exceptions import SecurityError
 
     return "unsafe" if isinstance(error, SecurityError) else "error"
 
 
-def _generated(template: Any, context: Mapping[str, Any], limit: int) -> str:
+def _generate(template: Any, context: Mapping[str, Any], limit: int) -> str:
+    """Return the text a template generates; OutputTooLongError beyond the limit."""
     pieces: list[str] = []
     size = 0
     for piece in template.generate(**context):
@@ -187,9 +193,9 @@ def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
         if request["task"] == "scan":
             return "ok", "\n".join(find_suspicious(request["template"], environment()))
         if request["task"] == "several":
-            return "ok", several(request, limit)
+            return "ok", render_several(request, limit)
         if request["task"] == "trees":
-            return "ok", trees(request)
+            return "ok", template_trees(request)
         return "ok", render(request, limit)
     except RefusedError as error:
         return "refused", str(error)

@@ -11,7 +11,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
-from aprfmt.tokenizer.build import priorities, split_off
+from aprfmt.tokenizer.build import ids_split_first, piece_priorities
 from aprfmt.tokenizer.keys import BYTE, CONTROL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary
 
@@ -26,7 +26,7 @@ class SpmEngine:
 
     def __init__(self, vocabulary: Vocabulary, where: str) -> None:
         self._vocabulary = vocabulary
-        self._keys = priorities(vocabulary, where)
+        self._keys = piece_priorities(vocabulary, where)
         self._unk = vocabulary.ids.get("unk")
 
     @cached_property
@@ -83,7 +83,7 @@ class SpmEngine:
     def _whole(self) -> dict[bool, dict[str, tuple[list[int], dict[str, int]]]]:
         """parse_special -> first character -> (lengths, longest first; text -> id)."""
         tables: dict[bool, dict[str, tuple[list[int], dict[str, int]]]] = {True: {}, False: {}}
-        for i in split_off(self._vocabulary):
+        for i in ids_split_first(self._vocabulary):
             token = self._vocabulary.tokens[i]
             user = self._vocabulary.types[i] == USER_DEFINED
             for parse_special in (True, False) if user else (True,):

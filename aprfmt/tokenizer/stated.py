@@ -23,7 +23,7 @@ from aprfmt.tokenizer.hf_json import (
 )
 from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, PRE, SCORES, TOKENS, TYPES
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS
-from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata, stop_ids, without_padding
+from aprfmt.tokenizer.vocabulary import Vocabulary, count_without_fillers, from_metadata, stop_ids
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -35,7 +35,7 @@ _OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}
 
 
 @dataclass(frozen=True)
-class Stated:
+class StatedTokenizer:
     """One model's tokenizer. `data` is its tokenizer.json, None where the lists count.
 
     `encodes` is False for a vocabulary whose texts aprfmt cannot encode from the lists alone.
@@ -133,7 +133,7 @@ class Stated:
         return transformers_stops(self.carried)
 
 
-def stated(model: "Model", *, carried_json: bool = False) -> Stated | None:
+def stated_tokenizer(model: "Model", *, carried_json: bool = False) -> StatedTokenizer | None:
     """Return a model's tokenizer as its readers take it; None if it carries none.
 
     With `carried_json`, the tokenizer.json that a file carries beside its lists; None without one.
@@ -144,7 +144,7 @@ def stated(model: "Model", *, carried_json: bool = False) -> Stated | None:
     if carried.origin and (carried_json or not (model.key_style == "gguf" and has_lists)):
         data = carried.parse_tokenizer_json()
         assert data is not None
-        return Stated(carried, from_json(carried, data), data)
+        return StatedTokenizer(carried, from_json(carried, data), data)
     if carried_json or not has_lists:
         return None
     try:
@@ -153,16 +153,16 @@ def stated(model: "Model", *, carried_json: bool = False) -> Stated | None:
         kind = _OTHER_KINDS.get(carried.text(MODEL) or "", carried.text(MODEL) or "")
         if not kind:
             raise
-        return Stated(carried, _plain(carried, kind), None, encodes=False)
+        return StatedTokenizer(carried, _plain_vocabulary(carried, kind), None, encodes=False)
     if vocabulary is None:
         return None
     if vocabulary.kind == "bpe" and not vocabulary.pre:
         vocabulary = replace(vocabulary, pre=DEFAULT_PRE)
     known = vocabulary.kind == "spm" or vocabulary.pre in PRE_TOKENIZERS
-    return Stated(carried, vocabulary, None, encodes=known)
+    return StatedTokenizer(carried, vocabulary, None, encodes=known)
 
 
-def stale_ids(side: Stated) -> list[tuple[str, int, int | None]]:
+def stale_ids(side: StatedTokenizer) -> list[tuple[str, int, int | None]]:
     """Return (token's text, id, the vocabulary's id of it) where a post-processor has another."""
     if side.data is None:
         return []
@@ -173,10 +173,10 @@ def stale_ids(side: Stated) -> list[tuple[str, int, int | None]]:
     ]
 
 
-def _plain(carried: Carried, kind: str) -> Vocabulary:
+def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
     """Return the lists of a vocabulary of another kind, unchanged."""
     tokens = carried.sequence(TOKENS, str) or []
-    count = without_padding(tokens)
+    count = count_without_fillers(tokens)
     engine = carried.model.key_style == "gguf"
     model, pre = carried.text(MODEL) or "", carried.text(PRE) or ""
     row = DEFAULTS.get(model, EngineDefaults()) if engine else EngineDefaults()

@@ -56,10 +56,10 @@ def render(
             "add_generation_prompt": add_generation_prompt,
         },
     }
-    return _ask("render", request, where)
+    return _run_child("render", request, where)
 
 
-def renderings(
+def render_several(
     template: str,
     conversations: Sequence[Mapping[str, Any]],
     variables: Mapping[str, str],
@@ -76,7 +76,7 @@ def renderings(
         {**variables, "tools": None, "documents": None, **conversation}
         for conversation in conversations
     ]
-    answer = _ask("several", {"template": template, "contexts": contexts}, where)
+    answer = _run_child("several", {"template": template, "contexts": contexts}, where)
     return [(str(status), str(text)) for status, text in json.loads(answer)]
 
 
@@ -96,7 +96,9 @@ def same_program(one: str, other: str) -> bool:
     False where jinja2 cannot parse one of them within the limits.
     """
     try:
-        first, second = json.loads(_ask("trees", {"templates": [one, other]}, "the chat template"))
+        first, second = json.loads(
+            _run_child("trees", {"templates": [one, other]}, "the chat template")
+        )
     except AprfmtError:
         return False
     return bool(first == second)
@@ -111,12 +113,12 @@ def scan_template(template: str) -> list[str]:
     if foreign_template(template) is not None:
         return []
     try:
-        return _ask("scan", {"template": template}, "the chat template").splitlines()
+        return _run_child("scan", {"template": template}, "the chat template").splitlines()
     except AprfmtError as error:
         return [f"could not be scanned: {error}"]
 
 
-def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
+def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
     """Run the child on one task and return its answer's text."""
     limits = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY, "output": OUTPUT}
     work = {"task": task, "path": import_path(), "limits": limits, **request}
@@ -133,7 +135,7 @@ def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
     timer = Timer(WALL_SECONDS, child.kill)
     timer.start()
     try:
-        raw = _exchange(child, payload)
+        raw = _exchange_with_child(child, payload)
     finally:
         timer.cancel()
         child.kill()
@@ -150,7 +152,7 @@ def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
     raise kind(f"{where}: the chat template {sentence}{reason}")
 
 
-def _exchange(child: "subprocess.Popen[bytes]", payload: bytes) -> bytes:
+def _exchange_with_child(child: "subprocess.Popen[bytes]", payload: bytes) -> bytes:
     """Write the request, read at most the limit. The child reads everything before it writes."""
     assert child.stdin is not None and child.stdout is not None
     with child.stdin, child.stdout:

@@ -8,13 +8,13 @@ from typing import Any
 from aprfmt.base.text_escape import shorten
 from aprfmt.tokenizer.conversations import ENGINE_CONVERSATIONS
 from aprfmt.tokenizer.llama_server import render_by_llama_cpp
-from aprfmt.tokenizer.template import renderings
+from aprfmt.tokenizer.template import render_several
 
 CAUSE = "chat_template"  # of compare/causes
 _SHOWN = 40  # characters of each side
 
 
-def _given() -> dict[str, Any]:
+def _llama_cpp_variables() -> dict[str, Any]:
     """Return the variables that llama.cpp gives every template, and transformers none.
 
     Source: llama.cpp, common/chat.cpp (2026-10).
@@ -90,16 +90,16 @@ def compare_engines(template: str, variables: Mapping[str, str], where: str) -> 
     where no llama.cpp is here that renders templates, FormatError for what is no template.
     """
     asked: list[Mapping[str, Any]] = list(ENGINE_CONVERSATIONS.values())
-    ours = renderings(template, asked, variables, where)
+    ours = render_several(template, asked, variables, where)
     engine, theirs = render_by_llama_cpp(template, variables, asked, where)
     rows = [
-        _rendering(name, one, other)
+        _make_rendering(name, one, other)
         for name, one, other in zip(ENGINE_CONVERSATIONS, ours, theirs, strict=True)
     ]
     apart = [at for at, row in enumerate(rows) if not row.same and row.llama_cpp is not None]
-    given = {name: value for name, value in _given().items() if name in template}
+    given = {name: value for name, value in _llama_cpp_variables().items() if name in template}
     if apart and given:
-        again = renderings(template, [{**given, **asked[at]} for at in apart], variables, where)
+        again = render_several(template, [{**given, **asked[at]} for at in apart], variables, where)
         for at, (status, text) in zip(apart, again, strict=True):
             if status == "ok" and text == rows[at].llama_cpp:
                 names = tuple(name for name in given if name not in asked[at])
@@ -107,7 +107,8 @@ def compare_engines(template: str, variables: Mapping[str, str], where: str) -> 
     return TemplateEngines(engine, tuple(rows))
 
 
-def _rendering(name: str, ours: tuple[str, str], theirs: tuple[str, str]) -> EngineRendering:
+def _make_rendering(name: str, ours: tuple[str, str], theirs: tuple[str, str]) -> EngineRendering:
+    """Return what both engines made of one conversation."""
     one, other = (text if status == "ok" else None for status, text in (ours, theirs))
     at = None
     if one is not None and other is not None and one != other:

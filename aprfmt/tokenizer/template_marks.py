@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.base import Engine
-from aprfmt.tokenizer.conversations import answer_end, named_tokens, rendered
+from aprfmt.tokenizer.conversations import answer_end, named_tokens, render_conversations
 from aprfmt.tokenizer.engine_defaults import TAKEN_FOR_CONTROL
 from aprfmt.tokenizer.keys import CONTROL, UNKNOWN, USER_DEFINED
-from aprfmt.tokenizer.loading import engine_of_lists, load
-from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
+from aprfmt.tokenizer.stated import StatedTokenizer
 
 # What stands in brackets in a template, such as <think>, <tool_call> or [INST].
 _BRACKETED = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")
@@ -55,7 +55,7 @@ class CutMark:
         return f"{self.mark.text!r} ({self.mark.id}) is cut into {shown} ({'|'.join(self.pieces)})"
 
 
-def marks(side: Stated) -> list[Mark]:
+def template_marks(side: StatedTokenizer) -> list[Mark]:
     """Return the tokens of a vocabulary that its chat template writes; [] without a template.
 
     [] too for a template that cannot be rendered: another check says it.
@@ -64,19 +64,19 @@ def marks(side: Stated) -> list[Mark]:
     if template is None:
         return []
     try:
-        texts = rendered(template, side.texts, side.carried.where)
+        texts = render_conversations(template, side.texts, side.carried.where)
     except AprfmtError:
         return []
     made = "\n".join(text for status, text in texts.values() if status == "ok")
     named = dict.fromkeys([*named_tokens(texts), *_BRACKETED.findall(made + template)])
     by_text = {token: i for i, token in enumerate(side.vocabulary.tokens)}
-    whole = _split_off(side)
+    whole = _tokens_split_off(side)
     return [
         Mark(text, by_text[text], text in made, text in whole) for text in named if text in by_text
     ]
 
 
-def turn_end_of(side: Stated, found: list[Mark]) -> int | None:
+def turn_end_of(side: StatedTokenizer, found: list[Mark]) -> int | None:
     """Return the id of the mark behind an answer; None where the template writes none there."""
     if side.template is None or not found:
         return None
@@ -88,7 +88,7 @@ def turn_end_of(side: Stated, found: list[Mark]) -> int | None:
     return None if end is None else ids[end]
 
 
-def _split_off(side: Stated) -> set[str]:
+def _tokens_split_off(side: StatedTokenizer) -> set[str]:
     """Return the tokens that are split off a text whole."""
     if not side.lists:
         return {row["content"] for row in side.added}
@@ -96,7 +96,7 @@ def _split_off(side: Stated) -> set[str]:
     return {token for token, kind in rows if kind in _WHOLE}
 
 
-def cut_marks(side: Stated, found: list[Mark]) -> Iterator[CutMark]:
+def cut_marks(side: StatedTokenizer, found: list[Mark]) -> Iterator[CutMark]:
     """Yield the marks that a text does not reach: encoding one gives other ids.
 
     A mark that merging makes of its letters is reached, whatever its type.
@@ -104,7 +104,7 @@ def cut_marks(side: Stated, found: list[Mark]) -> Iterator[CutMark]:
     doubtful = [mark for mark in found if not mark.whole]
     if not doubtful:
         return
-    engine = _engine(side)
+    engine = _reader_engine(side)
     for mark in doubtful:
         ids = () if engine is None else tuple(engine.encode(mark.text, False, True))
         if mark.id in ids:
@@ -114,10 +114,10 @@ def cut_marks(side: Stated, found: list[Mark]) -> Iterator[CutMark]:
         yield CutMark(mark, ids, pieces, healed)
 
 
-def _engine(side: Stated) -> Engine | None:
+def _reader_engine(side: StatedTokenizer) -> Engine | None:
     """Return the engine by which the readers of the format encode; None where none is known."""
     if not side.lists:
-        return load(side.carried.model).engine
+        return load_tokenizer(side.carried.model).engine
     try:
         return engine_of_lists(side.vocabulary, side.carried.where) if side.encodes else None
     except AprfmtError:

@@ -75,11 +75,11 @@ def unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | 
     lists = carried.model.key_style == "gguf" and bool(carried.length(TOKENS))
     if quick and lists and any(text in template for text in ("eos_token", *END_TEXTS)):
         return None
-    tokens = _listed(carried) if lists or not carried.origin else added_ids(carried)
+    tokens = _listed_control_ids(carried) if lists or not carried.origin else added_ids(carried)
     texts = {i: text for text, i in tokens.items()}
     roles = {role: texts[i] for role, i in carried.ids().items() if i in texts}
     roles = roles if lists else special_texts(carried) or roles
-    stops, place = _stops(carried, tokens, roles, lists)
+    stops, place = _stop_ids_of_readers(carried, tokens, roles, lists)
     if not stops and place != NOWHERE:
         return None
     named = {texts[i] for i in stops if i in texts}
@@ -96,7 +96,7 @@ def unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | 
     return UnstoppedTurn(tokens[end], end, tuple(sorted(stops)), place, roles.get("eos") == end)
 
 
-def _stops(
+def _stop_ids_of_readers(
     carried: Carried, tokens: Mapping[str, int], roles: Mapping[str, str], lists: bool
 ) -> tuple[frozenset[int], str]:
     """Return the ids that end a generation for those who read this format, and their place."""
@@ -144,7 +144,7 @@ def added_ids(carried: Carried) -> dict[str, int]:
     return found
 
 
-def _listed(carried: Carried) -> dict[str, int]:
+def _listed_control_ids(carried: Carried) -> dict[str, int]:
     """Return the ids of control and user-defined tokens of the metadata's lists, by their text."""
     tokens = carried.sequence(TOKENS, str) or []
     types = carried.sequence(TYPES, int)

@@ -76,7 +76,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     if not tokens:
         return None
     kind = kind_of(carried)
-    count = without_padding(tokens)
+    count = count_without_fillers(tokens)
     del tokens[count:]
     merges = carried.sequence(keys.MERGES, str)
     scores = carried.sequence(keys.SCORES, (float, int))
@@ -92,7 +92,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     spelled = carried.text(keys.PRE) in BLANK_PRE if engine else "<0x00>" in tokens
     kind = "spm" if kind == "bpe" and merges is not None and spelled else kind
     if types is None:
-        types = _absent_types(kind, tokens) if engine else []
+        types = _default_types(kind, tokens) if engine else []
         types = types or _guess_types(kind, tokens, merges, given.values())
     del types[count:]
     pre = _pre_name(carried, kind)
@@ -102,7 +102,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
         taken = {role: i for role, i in own.items() if role not in given}
     if kind == "spm":
         given = {**_SPM_IDS, **given}
-        _spell_blanks(tokens, types)
+        _spell_blanks_as_u2581(tokens, types)
     row = PRE_TOKENIZERS.get(pre)
     add_bos, add_eos = carried.flag("add_bos_token"), carried.flag("add_eos_token")
     prefix = carried.flag("add_space_prefix")
@@ -118,7 +118,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
         default_bos if add_bos is None else add_bos,
         bool(add_eos),
         (kind == "spm" and merges is None) if prefix is None else prefix,
-        _swallowing(carried, tokens, types) if kind == "spm" else frozenset(),
+        _blank_removing_ids(carried, tokens, types) if kind == "spm" else frozenset(),
         taken,
     )
 
@@ -153,7 +153,9 @@ def _pre_name(carried: Carried, kind: str) -> str:
     return name
 
 
-def _swallowing(carried: Carried, tokens: Sequence[str], types: Sequence[int]) -> frozenset[int]:
+def _blank_removing_ids(
+    carried: Carried, tokens: Sequence[str], types: Sequence[int]
+) -> frozenset[int]:
     """Return the ids of control tokens that remove the blanks behind them."""
     architecture = carried.model.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in keys.SWALLOWING:
@@ -162,7 +164,7 @@ def _swallowing(carried: Carried, tokens: Sequence[str], types: Sequence[int]) -
     return frozenset(i for i, t in enumerate(tokens) if types[i] == keys.CONTROL and t not in plain)
 
 
-def without_padding(tokens: Sequence[str]) -> int:
+def count_without_fillers(tokens: Sequence[str]) -> int:
     """Return the number of tokens before the fillers at the end."""
     count = len(tokens)
     while count and PADDING.fullmatch(tokens[count - 1]):
@@ -170,14 +172,14 @@ def without_padding(tokens: Sequence[str]) -> int:
     return count
 
 
-def _spell_blanks(tokens: list[str], types: Sequence[int]) -> None:
+def _spell_blanks_as_u2581(tokens: list[str], types: Sequence[int]) -> None:
     """Write spaces of user-defined tokens as U+2581, which llama.cpp's converter had replaced."""
     for i, kind in enumerate(types[: len(tokens)]):
         if kind == keys.USER_DEFINED and " " in tokens[i]:
             tokens[i] = tokens[i].replace(" ", BLANK)
 
 
-def _absent_types(kind: str, tokens: Sequence[str]) -> list[int]:
+def _default_types(kind: str, tokens: Sequence[str]) -> list[int]:
     """Return the types that llama.cpp takes for a GGUF without them.
 
     It finds the byte tokens of SentencePiece by their text, whatever their type.
@@ -226,15 +228,15 @@ def stop_ids(
     return frozenset(found)
 
 
-def filler(i: int) -> str:
+def filler_text(i: int) -> str:
     """Return the text of an id without a token, as llama.cpp's converter writes it."""
     return f"[PAD{i}]"
 
 
-def padded(vocabulary: Vocabulary, size: int) -> tuple[list[str], list[int]]:
+def pad_vocabulary(vocabulary: Vocabulary, size: int) -> tuple[list[str], list[int]]:
     """Return tokens and types cut or filled up to `size` ids."""
     tokens, types = list(vocabulary.tokens[:size]), list(vocabulary.types[:size])
     for i in range(len(tokens), size):
-        tokens.append(filler(i))
+        tokens.append(filler_text(i))
         types.append(keys.UNUSED)
     return tokens, types

@@ -9,7 +9,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.measure.alignment import align
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import adapter_parts, unwrapped
+from aprfmt.model.adapter_parts import adapter_parts, unwrap_module
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tensors.view import View
 
@@ -130,7 +130,7 @@ def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
     style = "gguf" if "gguf" in parts.spellings else "hf"
     found: dict[str, str] = {}
     for module, held in parts.factors.items():
-        name = unwrapped(module)[0]
+        name = unwrap_module(module)[0]
         role = role_of(base, style, name if style == "gguf" else f"{name}.weight")
         for part, stored in held.items():
             if part in FACTORS:

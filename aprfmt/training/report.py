@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from aprfmt.measure.named_causes import NamedCause
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 
-WORDS = Words("agrees", "differs")
+WORDS = VerdictWords("agrees", "differs")
 Judged = Literal["agrees", "differs", "not compared"]
 
 

@@ -32,8 +32,8 @@ from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.inference.engines.captures import Captures, open_captures
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
-from aprfmt.model.patterns import near
-from aprfmt.model.renames import Rename, rule_onto
+from aprfmt.model.patterns import similar_names
+from aprfmt.model.renames import Rename, prefix_rule_onto
 from aprfmt.training.judge import RowReader
 from aprfmt.training.parameters import Parameter
 
@@ -145,7 +145,7 @@ def place_names(
         plain[changed] = name
     there = {name for row in parameters for name in row.names}
     if not there & plain.keys():
-        prefix = rule_onto(list(plain), there)
+        prefix = prefix_rule_onto(list(plain), there)
         if prefix is not None:
             plain = {prefix(changed): name for changed, name in plain.items()}
     found: dict[str, Placed] = {}
@@ -217,7 +217,8 @@ def open_gradients(
         first = next(iter(arrays), "")
         raise UsageError(
             f"{paths[0]}: holds no gradient of {model.path}: {first!r} is no parameter of it; near "
-            f"names: {', '.join(near(first, known)) or known[0]}; --rename OLD=NEW maps names"
+            f"names: {', '.join(similar_names(first, known)) or known[0]}; --rename OLD=NEW "
+            f"maps names"
         )
     return SavedArrays(
         {name: held for name, (held, _) in arrays.items()},

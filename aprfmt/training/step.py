@@ -16,7 +16,7 @@ from aprfmt.causes.training.optimizers import CALLED, OPTIMIZERS, Recipe, change
 from aprfmt.errors import UsageError
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import NamedCause, named
+from aprfmt.measure.named_causes import NamedCause, short_keys
 from aprfmt.measure.proofs import Proof, cap_proof
 from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
@@ -499,7 +499,8 @@ class _Step:
         every = [key for key, one in judged.items() if one.decays_all]
         if every:
             self.notes.append(
-                f"norms and biases decay, as all weights do: {named(every)} (decay_on=matrices "
+                f"norms and biases decay, as all weights do: {short_keys(every)} "
+                f"(decay_on=matrices "
                 "says that they should not)"
             )
         bounds = {one.clipped for one in judged.values() if one.clipped is not None}
@@ -573,7 +574,7 @@ def _named(
 ) -> NamedCause:
     """Return a cause of these parameters; `size` is the largest update, relative to the weight."""
     level: Level = CAUSES[cause].level if cause else "update"
-    text = f"{named(keys)} - {says}"
+    text = f"{short_keys(keys)} - {says}"
     places = tuple(keys)
     found = Finding(
         cause, text, level, "bug", places, True, residual_before=size, also=also, proof=proof

@@ -76,9 +76,9 @@ def score_batch(
     run: "Run", path: Path, reported: tuple[float, float] | None, within: float
 ) -> "tuple[BatchResult, ReportedLoss | None, list[Check]]":
     """Score the batch and judge the reported loss; return the JSON and the checks."""
-    from aprfmt.inference.batch import read_batch, score
-    from aprfmt.inference.loss import judge, mean_loss
-    from aprfmt.inference.reported import explain, given
+    from aprfmt.inference.batch import read_batch, score_batch
+    from aprfmt.inference.loss import assess_loss, mean_loss
+    from aprfmt.inference.reported import explain_loss, label_losses
     from aprfmt.tokenizer import tokenizer_of
 
     vocab = int(run.model.hyper["vocab_size"])
@@ -87,10 +87,10 @@ def score_batch(
     batch = read_batch(path, vocab, ends)
     scored = []
     with render.ProgressLine("scoring") as progress:
-        for one in score(batch, run.session):
+        for one in score_batch(batch, run.session):
             scored.append(one)
             progress(len(scored), len(batch.mask))
-    loss = mean_loss(given(batch, scored), vocab)
+    loss = mean_loss(label_losses(batch, scored), vocab)
     body: BatchResult = {
         "run": run_options.run_facts(run),
         "batch": batch_to_json(batch),
@@ -100,17 +100,17 @@ def score_batch(
     checks = [shift_check(batch), *edge_checks(batch), *end_checks(batch, spelled)]
     theirs = None
     if batch.logits is not None:
-        theirs = list(score(batch, None))
-        other = mean_loss(given(batch, theirs), vocab)
+        theirs = list(score_batch(batch, None))
+        other = mean_loss(label_losses(batch, theirs), vocab)
         body["batch"]["loss_of_logits"] = other.nats
         checks.append(logits_check(batch, loss.nats, other.nats, within))
     if reported is None:
-        return body, None, [*checks, *judge(loss, "trained", str(run.model.path))]
+        return body, None, [*checks, *assess_loss(loss, "trained", str(run.model.path))]
     number, digit = reported
     if theirs is None:
-        answer = explain(batch, scored, number, within, digit, run.session)
+        answer = explain_loss(batch, scored, number, within, digit, run.session)
     else:
-        answer = explain(batch, theirs, number, within, digit)
+        answer = explain_loss(batch, theirs, number, within, digit)
     return body, answer_to_json(answer), [*checks, reported_check(batch, answer)]
 
 

@@ -48,8 +48,8 @@ class EvalRequest:
 def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score texts, by two models where another is to be held against; print, return the code."""
     from aprfmt.inference.draft import ALIVE, DraftSession
-    from aprfmt.inference.evaluation import measure, plan
-    from aprfmt.inference.loss import judge
+    from aprfmt.inference.evaluation import plan_windows, score_windows
+    from aprfmt.inference.loss import assess_loss
 
     if asked.draft and asked.against is not None:
         raise UsageError("--draft measures one model; leave --against out")
@@ -59,7 +59,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
         found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
         capacity = window_tokens(run.model, asked.max_seq_len, asked.convention)
         cut = capacity, asked.overlap, asked.convention
-        planned, skipped = plan(found, *cut)
+        planned, skipped = plan_windows(found, *cut)
         for text in skipped:
             render.warn(text, "skipped_sample")
         other = None
@@ -67,9 +67,9 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
             other = stack.enter_context(open_compared_model(asked.against, run, found, where))
         with render.ProgressLine("evaluating") as progress:
             twin = None if other is None else other.session
-            measured = measure(run.session, planned, skipped, twin, progress, draft=draft)
+            measured = score_windows(run.session, planned, skipped, twin, progress, draft=draft)
         kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
-        checks = judge(measured.loss, kind, str(run.model.path))
+        checks = assess_loss(measured.loss, kind, str(run.model.path))
         scored: output.EvalFacts = {
             "run": run_options.run_facts(run),
             **output.loss_to_json(measured.loss),
@@ -88,7 +88,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
                 least=least,
             )
         if other is not None and measured.other is not None:
-            checks += judge(measured.other, kind, str(other.model.path))
+            checks += assess_loss(measured.other, kind, str(other.model.path))
             against = {
                 "run": run_options.run_facts(other),
                 **output.loss_to_json(measured.other),

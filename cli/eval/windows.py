@@ -35,14 +35,14 @@ def read_samples(
 def whole_text_sample(model: "Model", name: str, ids: list[int]) -> "Sample":
     """Return a text as one sample; every window begins with the tokens that begin a text."""
     from aprfmt.inference.evaluation import Sample
-    from aprfmt.inference.loss import repeated
+    from aprfmt.inference.loss import count_leading
     from aprfmt.tokenizer import tokenizer_of
 
     tokenizer = tokenizer_of(model)
     if tokenizer is None:
         return Sample(name, ids)
     leading = tokenizer.leading
-    prefix = repeated(ids, leading)
+    prefix = count_leading(ids, leading)
     if leading and ids and not prefix:
         shown = " ".join(tokenizer.token(i) for i in leading)
         render.warn(

@@ -114,9 +114,9 @@ def _model(opened: Model) -> "ArchFacts":
         {"level": "note", "where": where, "text": text, "key": "assumed"}
         for text in resolution.report.assumed
     ]
-    from aprfmt.model.ledger import towers
+    from aprfmt.model.ledger import towers_beside_text
 
-    found = {spec.name: names for spec, names in towers(opened)}
+    found = {spec.name: names for spec, names in towers_beside_text(opened)}
     facts: ArchFacts = {**architecture_facts(resolution), "notes": notes}
     claimed = {name for names in found.values() for name in names}
     facts["unclaimed"] = [name for name in facts["unclaimed"] if name not in claimed]
@@ -137,7 +137,7 @@ def _named(opened: Model) -> str:
 
 
 def _tokenizer(opened: Model) -> dict[str, object]:
-    from aprfmt.tokenizer import facts as tokenizer_facts
+    from aprfmt.tokenizer import tokenizer_facts
     from aprfmt.tokenizer.doubts import quick_doubts
 
     try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import InspectBody
     from aprfmt.model import Model
     from aprfmt.tensors.view import View
-    from aprfmt.tokenizer.stated import Stated
+    from aprfmt.tokenizer.stated import StatedTokenizer
 
 LONGEST = 2000  # characters of a metadata value
 SAMPLE = 60  # ordinary tokens shown of a vocabulary that was not asked for
@@ -134,19 +134,19 @@ def tokenizer_facts(opened: "Model", everything: bool) -> dict[str, object] | No
 
     A tokenizer that cannot be read is its error.
     """
-    from aprfmt.tokenizer.stated import stated
+    from aprfmt.tokenizer.stated import stated_tokenizer
 
     try:
-        found = stated(opened)
+        found = stated_tokenizer(opened)
         return None if found is None else _tokenizer(found, everything)
     except AprfmtError as error:
         return {"error": str(error)}
 
 
-def _tokenizer(found: "Stated", everything: bool) -> dict[str, object]:
+def _tokenizer(found: "StatedTokenizer", everything: bool) -> dict[str, object]:
     from aprfmt.tokenizer import scan_template
     from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-    from aprfmt.tokenizer.pieces import readable
+    from aprfmt.tokenizer.pieces import readable_piece
 
     words = found.vocabulary
     named = {
@@ -155,7 +155,7 @@ def _tokenizer(found: "Stated", everything: bool) -> dict[str, object]:
     }  # fmt: skip
 
     def row(i: int) -> list[object]:
-        return [i, readable(words.tokens[i], words.kind), named.get(words.types[i], "")]
+        return [i, readable_piece(words.tokens[i], words.kind), named.get(words.types[i], "")]
 
     roles: dict[int, list[str]] = {}
     for role, i in words.ids.items():
@@ -191,14 +191,14 @@ def _lines(text: str | None) -> list[str]:
     return [*lines[:LINES], *more]
 
 
-def template_previews(found: "Stated") -> list[dict[str, object]]:
+def template_previews(found: "StatedTokenizer") -> list[dict[str, object]]:
     """Return what the template makes of a few conversations, or why it makes nothing."""
-    from aprfmt.tokenizer.conversations import rendered
+    from aprfmt.tokenizer.conversations import render_conversations
 
     if found.template is None:
         return []
     try:
-        texts = rendered(found.template, found.texts, found.carried.where)
+        texts = render_conversations(found.template, found.texts, found.carried.where)
     except AprfmtError as error:
         return [{"name": "the template", "status": "error", "lines": _lines(str(error))}]
     return [

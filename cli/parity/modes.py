@@ -15,7 +15,7 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
-    from aprfmt.inference.device import Choice
+    from aprfmt.inference.device import DeviceChoice
     from aprfmt.inference.parity.cells import Parity
     from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.model import Model
@@ -103,18 +103,18 @@ def prepare_runs(
     text: str, asked: ParityOptions, tokens: run_options.TokenOptions, stack: ExitStack
 ) -> "tuple[Model, ParityRequest]":
     """Open the model; return it and what to run on it, its ids chosen where none are named."""
-    from aprfmt.inference.capture import instances, select_points
+    from aprfmt.inference.capture import point_instances, select_points
     from aprfmt.inference.parity.calibrate import load_calibration
     from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.inference.probe_ids import choose_ids
     from aprfmt.model import open_model
-    from aprfmt.model.completeness import refuse_to_run
+    from aprfmt.model.completeness import check_runnable
 
     rows = () if asked.thresholds is None else load_calibration(asked.thresholds)
     opened = open_model(text, arch=asked.arch, allow_missing=asked.allow_missing)
     model = stack.enter_context(opened)
     run_options.warn_of_model(model)
-    refuse_to_run(model.resolution, model.path)
+    check_runnable(model.resolution, model.path)
     if tokens.given:
         ids, said = run_options.token_ids(model, tokens)
     else:
@@ -122,7 +122,7 @@ def prepare_runs(
     wanted = None
     if asked.points is not None:
         names = set(select_points(asked.points.split(","))) | {"logits"}
-        known = instances(model.spec.block, model.hyper, model.roles)
+        known = point_instances(model.spec.block, model.hyper, model.roles)
         wanted = [key for key, item in known.items() if item.point.name in names]
     return model, ParityRequest(
         tuple(ids),
@@ -140,20 +140,20 @@ def prepare_runs(
 
 def compare_runs(
     model: "Model",
-    choices: "list[Choice]",
+    choices: "list[DeviceChoice]",
     request: "ParityRequest",
     base: str | None,
     asked: ParityOptions,
 ) -> "Parity":
     """Run and compare; `base` is the model before quantization."""
-    from aprfmt.inference.parity.between import parity
+    from aprfmt.inference.parity.between import compare_choices
     from aprfmt.model import open_model
 
     render.STATUS.doing(f"running {', '.join(map(str, choices))}")
     if base is None:
-        return parity(model, choices, request)
+        return compare_choices(model, choices, request)
     with open_model(base, arch=asked.arch, allow_missing=asked.allow_missing) as source:
-        return parity(model, choices, request, source)
+        return compare_choices(model, choices, request, source)
 
 
 def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutputs) -> int:
@@ -194,7 +194,7 @@ def write_bundle(
 
 def replay_bundle(path: Path, runs: list[str]) -> int:
     """Run a reproduction again; exit 1 where it still reproduces."""
-    from aprfmt.inference.parity.bundle import replay as run_again
+    from aprfmt.inference.parity.bundle import replay_bundle as run_again
 
     found = run_again(path, runs)
     code = 1 if found.reproduced else 0
@@ -203,17 +203,17 @@ def replay_bundle(path: Path, runs: list[str]) -> int:
 
 def calibrate_tolerances(
     model: "Model",
-    choices: "list[Choice]",
+    choices: "list[DeviceChoice]",
     request: "ParityRequest",
     repeats: int,
     path: Path,
     wanted: ParityOutputs,
 ) -> int:
     """Calibrate; exit 1, nothing written, where a point is beyond what a tolerance may excuse."""
-    from aprfmt.inference.parity.calibrate import calibrate, save_calibration
+    from aprfmt.inference.parity.calibrate import calibrate_tolerances, save_calibration
 
     render.STATUS.doing(f"calibrating over {repeats} sequences")
-    found = calibrate(model, choices, request, repeats)
+    found = calibrate_tolerances(model, choices, request, repeats)
     body: dict[str, Any] = {"calibration": found.to_json(), "written": None}
     if not found.beyond:
         save_calibration(path, found, force=wanted.force)

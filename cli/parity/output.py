@@ -8,7 +8,7 @@ from aprfmt.cli import check_output, render, run_options
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
-    from aprfmt.inference.parity.bundle import Replayed
+    from aprfmt.inference.parity.bundle import ReplayResult
     from aprfmt.inference.parity.calibrate import Calibration
     from aprfmt.inference.parity.cells import Operation, Parity, RunDistance, RunFacts, RunPair
     from aprfmt.measure.traces import PointDiff
@@ -196,7 +196,7 @@ def show_distance(distance: "RunDistance", name: str) -> None:
     )
 
 
-def show_replay(found: "Replayed") -> None:
+def show_replay(found: "ReplayResult") -> None:
     """Print what a replay found."""
     render.say(f"{found.key}: {found.runs[1]} against {found.runs[0]}", style="head")
     render.line(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.protocols import Value
 from aprfmt.cli import html_page, output_format, render
 from aprfmt.compare.short_answer import Line, short_answer
-from aprfmt.measure.named_causes import named
+from aprfmt.measure.named_causes import short_keys
 
 if TYPE_CHECKING:
     from aprfmt.training.report import StepReport, TensorStep
@@ -47,7 +47,7 @@ def _facts(report: "StepReport") -> Iterator[Line]:
         text = f"  moved: {len(moved)} tensors, {share:.1%} of their elements, norm {norm:.4g}"
         yield text, ""
     if still:
-        yield f"  not moved: {len(still)} tensors: {named(row.key for row in still)}", "warn"
+        yield f"  not moved: {len(still)} tensors: {short_keys(row.key for row in still)}", "warn"
     for text in report.notes:
         yield f"  {text}", ""
 

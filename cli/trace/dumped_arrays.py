@@ -80,11 +80,11 @@ def map_arrays(
 def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     """Return the verdict: how many arrays are points, and which nothing reads."""
     from aprfmt.measure.trace_view import unequal_ranks, unread_arrays
-    from aprfmt.model.ledger import Compared, Words, pronounce
+    from aprfmt.model.ledger import Compared, VerdictWords, pronounce
 
     rows = found["names"]
     counts = {"arrays": (sum(row["key"] is not None for row in rows), len(rows))}
-    words = Words("mapped", "not mapped")
+    words = VerdictWords("mapped", "not mapped")
     return pronounce(words, Compared(bool(unequal_ranks(trace)), counts, unread_arrays(trace)))
 
 
@@ -116,8 +116,8 @@ def _nothing_mapped(
 
 
 def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
-    from aprfmt.inference.engines.mapping import dtype_of
-    from aprfmt.inference.engines.proposing import propose
+    from aprfmt.inference.engines.mapping import arithmetic_dtype
+    from aprfmt.inference.engines.proposing import propose_mapping
     from aprfmt.inference.trace import Kept
 
     kept = Kept()
@@ -125,8 +125,12 @@ def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
     with run.trace(request, place=kept) as trace:
         own = {key: trace.values(key) for key in trace.records}
         aliases = dict(trace.aliases)
-    return propose(
-        captures, {k: v for k, v in own.items() if v is not None}, ids, dtype_of(captures), aliases
+    return propose_mapping(
+        captures,
+        {k: v for k, v in own.items() if v is not None},
+        ids,
+        arithmetic_dtype(captures),
+        aliases,
     )
 
 

@@ -83,9 +83,9 @@ def unused_with_load(
 
 def find_only_model() -> str:
     """Return the one model of the current folder, named on stderr; UsageError lists several."""
-    from aprfmt.model.hf_folder import candidates
+    from aprfmt.model.hf_folder import model_candidates
 
-    found = candidates(Path.cwd())
+    found = model_candidates(Path.cwd())
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "no model here"
         raise UsageError(f"trace: name a MODEL; the current folder has {names}")
@@ -124,7 +124,7 @@ def show_run(
 ) -> int:
     """Run a model, and show what passes its points."""
     from aprfmt.cli.trace import output, page, point_selection, recording
-    from aprfmt.inference.identity import identity
+    from aprfmt.inference.identity import trace_identity
     from aprfmt.inference.trace import parse_positions
 
     positions = parse_positions(asked.positions)
@@ -146,7 +146,7 @@ def show_run(
         if body["logits"] is not None:
             run_options.name_tokens(body["logits"]["top"], run.model)
         if wanted.save or wanted.save_aprt:
-            trace = replace(trace, run={**trace.run, **identity(run.model, ids)})
+            trace = replace(trace, run={**trace.run, **trace_identity(run.model, ids)})
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":

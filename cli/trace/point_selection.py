@@ -9,7 +9,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference import capture
 from aprfmt.inference.trace import Trace
 from aprfmt.model import open_model
-from aprfmt.model.completeness import refuse_to_run
+from aprfmt.model.completeness import check_runnable
 from aprfmt.model.draft import draft_head
 
 
@@ -50,7 +50,7 @@ def select_records(trace: Trace, points: str | None, layers: str | None) -> Trac
 
 
 def keys_to_record(
-    known: Mapping[str, capture.Instance], points: str | None, layers: str | None, aprt: bool
+    known: Mapping[str, capture.PointInstance], points: str | None, layers: str | None, aprt: bool
 ) -> list[str]:
     """Return the keys to record, in execution order."""
     if points is not None:
@@ -84,9 +84,9 @@ def plan_points(
     """Return the points of a model, or its draft head, unrun: no statistics are made up."""
     path = where.request(text).model  # a run that is not known is refused here too
     with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:
-        refuse_to_run(opened.resolution, opened.path)
+        check_runnable(opened.resolution, opened.path)
         head = draft_head(opened) if draft else opened
-        known = capture.instances(head.spec.block, head.hyper, head.roles)
+        known = capture.point_instances(head.spec.block, head.hyper, head.roles)
         keys = set(keys_to_record(known, points or "all", layers, False))
         rows = [
             {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.cli import render, run_options
 from aprfmt.measure.traces import PointDiff, TraceDiff
-from aprfmt.model.ledger import listed_items
+from aprfmt.model.ledger import items_clause
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
@@ -86,7 +86,7 @@ def _is_trace(path: str) -> bool:
 def reference_verdict(difference: TraceDiff) -> tuple[str, str]:
     """Return the one line that answers, with what nothing reads, and the style of it."""
     said, style = _of_points(difference)
-    return said + listed_items(difference.left, "; not read here"), style
+    return said + items_clause(difference.left, "; not read here"), style
 
 
 def _of_points(difference: TraceDiff) -> tuple[str, str]:

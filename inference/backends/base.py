@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.inference.backends.hosted import Hosted
-from aprfmt.inference.backends.recorded import Graphs, Pending
+from aprfmt.inference.backends.recorded import PassRecorder, PendingStats
 from aprfmt.inference.backends.recurrent import Recurrent
 from aprfmt.inference.masks import Mask, causal_mask, chunk_mask, near_mask
 from aprfmt.tensors.stats import Stats, compute_stats
@@ -100,11 +100,11 @@ class Backend(Recurrent, Hosted, ABC):
         """Return x on the device of a layer; later results are placed there too."""
         return x
 
-    def graphs(self) -> Graphs | None:
+    def graphs(self) -> PassRecorder | None:
         """Return a recorder of one session's passes; None if the backend has none."""
         return None
 
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingStats | None:
         """Return Pending for one trace's statistics; None if each one is computed at once."""
         return None
 

@@ -21,7 +21,7 @@ _PREFIXES = ("scipy_openblas", "openblas")
 
 
 @cache
-def _functions() -> tuple[Any, Any] | None:
+def _openblas_functions() -> tuple[Any, Any] | None:
     """Return OpenBLAS's functions (get, set); None if numpy uses another BLAS."""
     package = Path(np.__file__).parent
     folders = (package.parent / "numpy.libs", package / ".dylibs", package.parent / "numpy.dylibs")
@@ -39,18 +39,18 @@ def _functions() -> tuple[Any, Any] | None:
     return None
 
 
-def threads() -> int | None:
+def blas_threads() -> int | None:
     """Return the number of threads of numpy's products; None if not known."""
-    found = _functions()
+    found = _openblas_functions()
     return None if found is None else int(found[0]())
 
 
-def set_threads(count: int) -> None:
+def set_blas_threads(count: int) -> None:
     """Set the number of threads of numpy's products, for the whole process.
 
     Raises BackendUnavailableError if numpy's BLAS is not OpenBLAS.
     """
-    found = _functions()
+    found = _openblas_functions()
     if found is None:
         raise BackendUnavailableError(
             "numpy's BLAS is not the OpenBLAS of its own wheel, so its threads cannot be set while "
@@ -60,14 +60,14 @@ def set_threads(count: int) -> None:
 
 
 @contextmanager
-def few_threads(count: int) -> Iterator[None]:
+def limit_blas_threads(count: int) -> Iterator[None]:
     """Use `count` threads for numpy's products inside; nothing changes if they cannot be set.
 
     Threads of OpenBLAS wait for each other busily: on processors that others use too, small
     products on all of them took fifteen times as long as on one.
     """
-    found = _functions()
-    before = threads()
+    found = _openblas_functions()
+    before = blas_threads()
     if found is not None:
         found[1](ctypes.c_int(count))
     try:

@@ -38,7 +38,7 @@ class ExpertBlocks:
 ExpertRows = tuple[int, Any, Any]
 
 
-def grouped(experts: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+def group_by_expert(experts: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Return the flat places of [tokens, used] in the experts' order, the experts, their counts.
 
     Only experts that are chosen; an expert's places ascend.

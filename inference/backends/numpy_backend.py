@@ -101,13 +101,13 @@ class NumpyBackend(Tiles):
         self._type = _DTYPES[dtype]
         self._threads = threads or cpu_count()
         if threads is not None:
-            blas.set_threads(threads)
+            blas.set_blas_threads(threads)
 
     def facts(self) -> Mapping[str, Any]:
         """Versions, threads of the products."""
         return {
             **super().facts(),
-            "threads": blas.threads() or self._threads,
+            "threads": blas.blas_threads() or self._threads,
             "tf32": False,
             "versions": {"numpy": np.__version__},
         }

@@ -17,7 +17,7 @@ Array = Any  # the backend's own
 Numbers = NDArray[Any]  # numpy's
 
 
-class Pending(Protocol):
+class PendingStats(Protocol):
     """Statistics that are enqueued on a device and read together."""
 
     def add(self, x: Array) -> None:
@@ -33,7 +33,7 @@ class Pending(Protocol):
         ...
 
 
-class Graphs(Protocol):
+class PassRecorder(Protocol):
     """One session's recorded passes."""
 
     best: Any | None  # of the last pass, if it was replayed: what `host_row` takes

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.inference.recurrence import convolved, log_decay, ruled
+from aprfmt.inference.recurrence import convolve_causal, delta_rule, log_decay
 from aprfmt.inference.scan import gated, scanned, time_steps
 
 Array = Any  # the backend's own
@@ -40,7 +40,7 @@ class Recurrent:
         `window` [taps - 1 + tokens, channels] begins with the rows before the first token; `kernel`
         [channels, taps], the last tap is the token's own.
         """
-        mixed = convolved(self.to_numpy(window), self.to_numpy(kernel))
+        mixed = convolve_causal(self.to_numpy(window), self.to_numpy(kernel))
         return self.array(mixed if bias is None else mixed + self.to_numpy(bias))
 
     def decay(self: _Operations, a: Array, rate: Array, shift: Array) -> Array:
@@ -66,7 +66,7 @@ class Recurrent:
         """
         q, k, v, decay, beta = (self.to_numpy(x) for x in (q, k, v, decay, beta))
         with np.errstate(over="ignore", invalid="ignore"):
-            read, state = ruled(q, k, v, decay, beta, state, steps=self.deterministic)
+            read, state = delta_rule(q, k, v, decay, beta, state, steps=self.deterministic)
         return self.array(read), state
 
     def gated_norm(

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast
-from aprfmt.inference.backends.hosted import ExpertRows, grouped
+from aprfmt.inference.backends.hosted import ExpertRows, group_by_expert
 from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.backends.torch_recurrent import TorchRecurrent
 from aprfmt.inference.weights import Weight
@@ -291,7 +291,7 @@ class TorchBackend(TorchRecurrent):
         """Bring all rows and weights of a layer to the device at once."""
         if self.deterministic:
             return super().shares(experts, weights)
-        order, chosen, counts = grouped(experts)
+        order, chosen, counts = group_by_expert(experts)
         rows = self._index(order // experts.shape[1])
         factors = torch.from_numpy(weights.reshape(-1)[order]).to(self._device, self._wide)
         parts = (each.split(counts.tolist()) for each in (rows, factors))

@@ -39,7 +39,7 @@ class TorchRecurrent(Tiles):
         if self.deterministic:
             return super().delta(q, k, v, decay, beta, state)
         each = v.shape[1] // k.shape[1]
-        q, k = (_unit(self.wide(x)).repeat_interleave(each, dim=1) for x in (q, k))
+        q, k = (_unit_length(self.wide(x)).repeat_interleave(each, dim=1) for x in (q, k))
         q = q * q.shape[-1] ** -0.5
         v, beta = self.wide(v), self.wide(beta)
         if state is None:
@@ -49,7 +49,7 @@ class TorchRecurrent(Tiles):
             i, j, w, g, b = (
                 x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, decay, beta)
             )
-            read, state = _chunk(i, j, w, g, b, state)
+            read, state = _delta_chunk(i, j, w, g, b, state)
             reads.append(read.swapaxes(0, 1))
         return self.narrow(torch.cat(reads)), state
 
@@ -83,11 +83,11 @@ class TorchRecurrent(Tiles):
         """Work out CHUNK tokens at a time, wide."""
         x, step, b, c, skip = (self.wide(y) for y in (x, step, b, c, skip))
         if self.deterministic:
-            read, after = super().scan(x, step, rate, b, c, skip, _host(state))
+            read, after = super().scan(x, step, rate, b, c, skip, _to_host(state))
             return torch.from_numpy(read).to(x), torch.from_numpy(after).to(x)
         if state is None:
             state = x.new_zeros(*x.shape[1:], b.shape[2])
-        scanned = _by_number if rate.ndim == 2 else _by_head
+        scanned = _scan_by_element if rate.ndim == 2 else _scan_by_head
         read, state = scanned(x, step, rate, b, c, state)
         return read + skip[:, None] * x, state
 
@@ -107,15 +107,17 @@ class TorchRecurrent(Tiles):
         return self.narrow(y * opened if first else y)
 
 
-def _host(state: Array | None) -> Array:
+def _to_host(state: Array | None) -> Array:
+    """Return a state as a numpy array."""
     return None if state is None else state.cpu().numpy()
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
+def _unit_length(x: torch.Tensor) -> torch.Tensor:
+    """Return vectors scaled to length one."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + TINY)
 
 
-def _chunk(
+def _delta_chunk(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the reads [heads, tokens, value_dim] of one chunk, and the state after it.
@@ -138,7 +140,7 @@ def _chunk(
     return read, state * last.exp()[..., None] + left.swapaxes(1, 2) @ change
 
 
-def _by_number(
+def _scan_by_element(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a scan's reads and state where every number of state has a rate, token by token.
@@ -158,7 +160,7 @@ def _by_number(
     return torch.cat(reads), state
 
 
-def _by_head(
+def _scan_by_head(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a scan's reads and state where a head has one rate; scan.py explains the products."""

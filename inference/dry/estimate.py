@@ -15,13 +15,13 @@ from aprfmt.inference.backends import DRY
 from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.dry.ghosts import Ghost, Memory
 from aprfmt.inference.dry.rows import GhostRows, ThroughGhost
-from aprfmt.inference.parity.matched import matched_rows
+from aprfmt.inference.parity.matched import rows_through_encoding
 from aprfmt.inference.record import Record
 from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.model import Model
-from aprfmt.model.completeness import refuse_to_run
+from aprfmt.model.completeness import check_runnable
 
 # Steps that are gone through one by one: by then every weight lies where it stays.
 STEPS = 40
@@ -75,7 +75,7 @@ def estimate_run(model: Model, request: RunRequest, steps: int) -> Estimate:
     ids = list(request.ids or ())
     session.extend(ids)
     _walk(session, ids[-1], steps)
-    return _found(session, request, len(ids), steps)
+    return _make_estimate(session, request, len(ids), steps)
 
 
 def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ()) -> Estimate:
@@ -102,10 +102,10 @@ def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ())
     )
     if plain:
         session.prefill(ids, list(plain))
-    return replace(_found(session, request, len(ids), 0), values_bytes=values)
+    return replace(_make_estimate(session, request, len(ids), 0), values_bytes=values)
 
 
-def together(runs: Sequence[Estimate]) -> tuple[DeviceMemory, ...]:
+def add_devices(runs: Sequence[Estimate]) -> tuple[DeviceMemory, ...]:
     """Return what runs one after the other take, each kept open: by device, in order."""
     found: dict[str, DeviceMemory] = {}
     for one in (device for run in runs for device in run.devices):
@@ -128,7 +128,7 @@ def _session(model: Model, request: RunRequest) -> Session:
             f"{choice}: --dry-run knows what our own backends allocate, expected "
             f"{' or '.join(DRY)}; {choice.backend} manages its memory itself"
         )
-    refuse_to_run(model.resolution, model.path)
+    check_runnable(model.resolution, model.path)
     backend: DryBackend = load(DRY[choice.backend])(
         choice.device,
         choice.dtype,
@@ -139,7 +139,7 @@ def _session(model: Model, request: RunRequest) -> Session:
     rows: dict[str, Any] = {key: stored(tensor) for key, tensor in model.roles.items()}
     if through is not None:
         changed = partial(ThroughGhost, account=backend.host)
-        rows = matched_rows(model, through, stored, changed)
+        rows = rows_through_encoding(model, through, stored, changed)
     budget = backend.budget() if request.memory is None else request.memory
     weights = Weights(rows, free_budget() if budget is None else budget, str(model.path))
     return Session(model.spec, model.hyper, weights, backend)
@@ -163,11 +163,12 @@ def _walk(session: Session, token: int, steps: int) -> None:
         left -= room + 1
 
 
-def _found(session: Session, request: RunRequest, tokens: int, steps: int) -> Estimate:
+def _make_estimate(session: Session, request: RunRequest, tokens: int, steps: int) -> Estimate:
+    """Return the estimate that a session's accounts give."""
     backend: Any = session.backend
-    placed = [one for held in session.weights.holder.placed() for one in _arrays(held)]
-    weights = _sums([*placed, *backend.copies])
-    cache = {} if session.cache is None else _sums(session.cache.arrays())
+    placed = [one for held in session.weights.holder.placed() for one in _ghosts_of(held)]
+    weights = _bytes_by_device([*placed, *backend.copies])
+    cache = {} if session.cache is None else _bytes_by_device(session.cache.arrays())
     devices = tuple(
         DeviceMemory(
             account.device,
@@ -182,12 +183,12 @@ def _found(session: Session, request: RunRequest, tokens: int, steps: int) -> Es
     return Estimate(str(request.choice), tokens, steps, read, devices)
 
 
-def _arrays(held: Any) -> list[Ghost]:
+def _ghosts_of(held: Any) -> list[Ghost]:
     """Return the ghosts that a placed weight consists of."""
     return [held] if isinstance(held, Ghost) else list(held.arrays)
 
 
-def _sums(arrays: Sequence[Ghost]) -> dict[str, int]:
+def _bytes_by_device(arrays: Sequence[Ghost]) -> dict[str, int]:
     """Return the bytes of the allocations behind arrays, each counted once, by device."""
     memories: dict[int, Memory] = {id(one.memory): one.memory for one in arrays}
     found: dict[str, int] = {}

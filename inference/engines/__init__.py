@@ -13,7 +13,7 @@ from aprfmt.errors import BackendUnavailableError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from aprfmt.inference.device import Choice
+    from aprfmt.inference.device import DeviceChoice
     from aprfmt.inference.forward import LogitRows
     from aprfmt.inference.trace import Positions, Trace
     from aprfmt.model import Model
@@ -26,7 +26,7 @@ class EngineRun(Protocol):
         self,
         model: "Model",
         ids: Sequence[int],
-        choice: "Choice",
+        choice: "DeviceChoice",
         *,
         wanted: Collection[str] | None,
         positions: "Positions",
@@ -42,10 +42,10 @@ ENGINES: Registry[EngineRun] = Registry(
     "engines",
     {
         "transformers": (
-            "aprfmt.inference.engines.transformers:run",
+            "aprfmt.inference.engines.transformers:run_transformers",
             "pip install torch transformers",
         ),
-        "llama.cpp": "aprfmt.inference.engines.llama_cpp:run",
+        "llama.cpp": "aprfmt.inference.engines.llama_cpp:run_llama_cpp",
     },
     BackendUnavailableError,
 )

@@ -78,8 +78,8 @@ def open_captures(path: Path) -> Iterator[Captures]:
     """Open dumped arrays; FormatError for anything else, or what is damaged."""
     with ExitStack() as stack:
         if path.is_dir():
-            yield _folder(path, stack)
-        elif _head(path)[:2] == b"PK" and not is_zip(_head(path)):
+            yield _open_folder(path, stack)
+        elif _first_bytes(path)[:2] == b"PK" and not is_zip(_first_bytes(path)):
             file = NpzFile(path, stack)
             yield Captures(
                 path,
@@ -88,7 +88,7 @@ def open_captures(path: Path) -> Iterator[Captures]:
                 file.read,
             )
         else:
-            yield _tensors(path, stack)
+            yield _open_tensors(path, stack)
 
 
 def is_folder_of_arrays(path: Path) -> bool:
@@ -98,7 +98,7 @@ def is_folder_of_arrays(path: Path) -> bool:
     """
     if not path.is_dir():
         return False
-    names = _listed(path)
+    names = _sorted_names(path)
     if SHAPES in names or any(name.endswith(".npy") for name in names):
         return True
     model = any(name in _OF_MODELS or name.endswith(".index.json") for name in names)
@@ -107,21 +107,23 @@ def is_folder_of_arrays(path: Path) -> bool:
 
 def is_pickled_captures(path: Path) -> bool:
     """Say whether a path is a file of torch.save that has the token ids of a pass."""
-    if not path.is_file() or not recognise(_head(path), path.stat().st_size):
+    if not path.is_file() or not recognise(_first_bytes(path), path.stat().st_size):
         return False
     try:
         with open_source(path) as source:
-            return IDS in source.tensors or _id_list(source.metadata) is not None
+            return IDS in source.tensors or _token_ids(source.metadata) is not None
     except AprfmtError:
         return False
 
 
-def _head(path: Path) -> bytes:
+def _first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read(512)
 
 
-def _listed(folder: Path) -> list[str]:
+def _sorted_names(folder: Path) -> list[str]:
+    """Return the names in a folder, sorted; FormatError where it cannot be listed."""
     try:
         return sorted(os.listdir(folder))
     except OSError as error:
@@ -131,9 +133,9 @@ def _listed(folder: Path) -> list[str]:
 def read_array_file(path: Path, stack: ExitStack) -> Captures:
     """Open one file of arrays by the names in it, "" for an array that has none; FormatError."""
     if path.suffix == ".npy":
-        row = _npy(path)
+        row = _open_npy(path)
         return Captures(path, {"": row.shape}, {"": np.dtype(row.dtype).name}, lambda _: row.read())
-    head = _head(path)
+    head = _first_bytes(path)
     if head[:2] == b"PK" and not is_zip(head):
         file = NpzFile(path, stack)
         return Captures(
@@ -142,7 +144,7 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
             {name: dtype.name for name, (_, dtype) in file.arrays.items()},
             file.read,
         )
-    found = _tensors(path, stack)
+    found = _open_tensors(path, stack)
     if list(found.shapes) == [path.stem] and found.alone:
         (shape,), (dtype,) = found.shapes.values(), found.dtypes.values()
         return replace(
@@ -151,8 +153,9 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
     return found
 
 
-def _folder(folder: Path, stack: ExitStack) -> Captures:
-    files = [name for name in _listed(folder) if name.endswith(ARRAYS)]
+def _open_folder(folder: Path, stack: ExitStack) -> Captures:
+    """Open a folder of arrays."""
+    files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS)]
     if not files:
         raise FormatError(
             f"{folder}: no .npy or .bin file in it, and no .pt; expected one dumped array a file"
@@ -166,7 +169,7 @@ def _folder(folder: Path, stack: ExitStack) -> Captures:
     for file in files:
         stem, path = file.rpartition(".")[0], folder / file
         if file.endswith(PICKLED):
-            inside = _tensors(path, stack)
+            inside = _open_tensors(path, stack)
             ids = ids or inside.listed
             alone = list(inside.shapes) == [stem]
             names = {
@@ -183,7 +186,9 @@ def _folder(folder: Path, stack: ExitStack) -> Captures:
             if file.endswith(PICKLED):
                 held[name] = inside, own
             else:
-                found[name] = _npy(path) if file.endswith(".npy") else _raw(path, stated.get(name))
+                found[name] = (
+                    _open_npy(path) if file.endswith(".npy") else _open_raw(path, stated.get(name))
+                )
     shapes = {name: row.shape for name, row in found.items()}
     dtypes = {
         name: row.dtype if row.dtype == "bfloat16" else np.dtype(row.dtype).name
@@ -198,14 +203,14 @@ def _folder(folder: Path, stack: ExitStack) -> Captures:
         inside, own = held[name]
         return inside.read(own)
 
-    return Captures(folder, shapes, dtypes, read, _others(folder, files), ids)
+    return Captures(folder, shapes, dtypes, read, _other_files(folder, files), ids)
 
 
-def _others(folder: Path, files: Collection[str]) -> tuple[str, ...]:
+def _other_files(folder: Path, files: Collection[str]) -> tuple[str, ...]:
     """Return the files of a folder that hold no array, no text and no description of arrays."""
     return tuple(
         name
-        for name in _listed(folder)
+        for name in _sorted_names(folder)
         if name not in files
         and name != SHAPES
         and not name.endswith(".map.json")
@@ -228,15 +233,16 @@ class _FileArray:
         """Return the numbers."""
         with os.fdopen(open_regular(self.path), "rb") as file:
             file.seek(self.start)
-            raw = file.read(math.prod(self.shape) * _size(self.dtype))
+            raw = file.read(math.prod(self.shape) * _item_size(self.dtype))
         order: Any = "F" if self.fortran else "C"
-        flat = numbers(raw, self.dtype, str(self.path))
+        flat = decode_numbers(raw, self.dtype, str(self.path))
         if flat.size != math.prod(self.shape):
             raise FormatError(f"{self.path}: was cut off while it was read")
         return flat.reshape(self.shape, order=order)
 
 
-def _npy(path: Path) -> _FileArray:
+def _open_npy(path: Path) -> _FileArray:
+    """Return the array of a .npy file."""
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         (shape, dtype), fortran = read_header(file, str(path), size)
@@ -270,25 +276,28 @@ def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
     return found
 
 
-def _raw(path: Path, stated: tuple[list[int], str] | None) -> _FileArray:
+def _open_raw(path: Path, stated: tuple[list[int], str] | None) -> _FileArray:
+    """Return the array of a raw .bin file."""
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
     if size > MAX_MEMBER:
         raise FormatError(f"{path}: {size} bytes; at most {MAX_MEMBER} of an array are read")
     shape, dtype = stated or ([size // 4], "float32")  # a single axis, until a mapping says more
-    if math.prod(shape) * _size(dtype) != size:
+    if math.prod(shape) * _item_size(dtype) != size:
         raise FormatError(
-            f"{path}: {size} bytes; {dtype} {shape} takes {math.prod(shape) * _size(dtype)}; say "
+            f"{path}: {size} bytes; {dtype} {shape} takes "
+            f"{math.prod(shape) * _item_size(dtype)}; say "
             f"its shape in {SHAPES}"
         )
     return _FileArray(path, tuple(shape), dtype)
 
 
-def _size(dtype: str) -> int:
+def _item_size(dtype: str) -> int:
+    """Return the bytes of one number of a dtype."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def numbers(raw: bytes, dtype: str, where: str) -> Numbers:
+def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
     """Return the numbers of raw bytes, in this machine's byte order."""
     if dtype == "bfloat16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -306,7 +315,7 @@ FLOATS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def _tensors(path: Path, stack: ExitStack) -> Captures:
+def _open_tensors(path: Path, stack: ExitStack) -> Captures:
     """Open a .safetensors file of arrays, or one of torch.save."""
     try:
         source = stack.enter_context(open_source(path))
@@ -315,7 +324,7 @@ def _tensors(path: Path, stack: ExitStack) -> Captures:
     pickled = source.format == "pytorch"
     names = {name: name for name in source.tensors}
     if pickled:
-        names = _own_names(list(source.tensors), path.stem)
+        names = _names_without_stem(list(source.tensors), path.stem)
 
     def read(name: str) -> Numbers:
         tensor = source.tensors[names[name]]
@@ -333,14 +342,14 @@ def _tensors(path: Path, stack: ExitStack) -> Captures:
         name: FLOATS.get(row.encoding, "int64" if row.encoding in INTEGERS else row.encoding)
         for name, row in infos.items()
     }
-    ids = _id_list(source.metadata) if pickled else None
+    ids = _token_ids(source.metadata) if pickled else None
     values = source.metadata if pickled else {}
     shapes = {name: row.shape for name, row in infos.items()}
     alone = pickled and list(source.tensors) == [ALONE]
     return Captures(path, shapes, dtypes, read, (), ids, values, alone=alone)
 
 
-def _own_names(paths: list[str], stem: str) -> dict[str, str]:
+def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:
     """Return names for the arrays of a .pt, with their paths in it.
 
     A tensor that is alone has the file's name. A module's outputs are often saved as the tuple that
@@ -363,7 +372,7 @@ def _own_names(paths: list[str], stem: str) -> dict[str, str]:
     return found
 
 
-def _id_list(values: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _token_ids(values: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return the token ids that stand in a file of torch.save as a list, None without any."""
     said = values.get(IDS)
     if not isinstance(said, list) or not said or not all(type(one) is int for one in said):

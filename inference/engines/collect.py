@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
-from aprfmt.inference.capture import POINTS, Instance, instances, key_name, resolve
-from aprfmt.inference.engines.parts import cut_to_vocabulary, over_vocabulary
+from aprfmt.inference.capture import POINTS, PointInstance, key_name, point_instances, resolve_alias
+from aprfmt.inference.engines.parts import cut_to_vocabulary, has_vocabulary_axis
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_heads
 from aprfmt.inference.trace import Positions, Record, Trace, joined_slots
@@ -74,9 +74,9 @@ class Collector:
     ) -> None:
         self._spool = spool
         self.hp: Mapping[str, Value] | None = None if model is None else model.hyper
-        self.known: Mapping[str, Instance] = {}
+        self.known: Mapping[str, PointInstance] = {}
         if model is not None:
-            self.known = instances(model.spec.block, model.hyper, model.roles)
+            self.known = point_instances(model.spec.block, model.hyper, model.roles)
         self._tokens, self._dtype, self._device = tokens, dtype, device
         self._positions, self._hashes = positions, hashes
         self._logits_rows = logits_rows
@@ -92,7 +92,7 @@ class Collector:
             return key
         if key not in self.known:
             return None
-        instance = resolve(key, self.known)
+        instance = resolve_alias(key, self.known)
         return None if instance is None else instance.key
 
     def expect(self, tokens: int) -> None:
@@ -115,7 +115,7 @@ class Collector:
         ValueError where it lacks some. What stands behind them and is no padding is named in
         `unknown`.
         """
-        if self.hp is None or not values.ndim or not over_vocabulary(point):
+        if self.hp is None or not values.ndim or not has_vocabulary_axis(point):
             return values
         values, behind = cut_to_vocabulary(values, int(self.hp["vocab_size"]))
         if behind:
@@ -159,7 +159,7 @@ class Collector:
             values = np.take(values, kept, axis)
             seen = None if seen is None else np.take(seen, kept, axis)
             there = tuple(there[row] for row in kept)
-        values = narrow(values)
+        values = narrow_values(values)
         target = POINTS[self.known[key].point.name if self.known else point].name
         record = Record(
             target,
@@ -186,7 +186,7 @@ class Collector:
             slot, layer, shape, there, self._dtype, None, self._device, compute_stats(values)
         )
         self.records[key] = record
-        self._spool.keep(record, narrow(values))
+        self._spool.keep(record, narrow_values(values))
 
     def _places(self, point: str, count: int, rows: Sequence[int] | None) -> tuple[int, ...] | None:
         if rows is not None:
@@ -203,7 +203,7 @@ class Collector:
 
         `resolution` is half a unit of the last printed decimal, 0 for exact values.
         """
-        order = list(self.known) or sorted(self.records, key=_place)
+        order = list(self.known) or sorted(self.records, key=_key_order)
         known = [key for key in order if key in self.records]
         known += [key for key in self.records if key not in set(known)]
         aliases = {
@@ -233,7 +233,7 @@ class Collector:
         )
 
 
-def _place(key: str) -> tuple[int, int, int]:
+def _key_order(key: str) -> tuple[int, int, int]:
     """Return a sort key: points before the layers, then the layers, then points after them."""
     layer, _, point = key.rpartition(".")
     row = list(POINTS).index(point) if point in POINTS else len(POINTS)
@@ -242,7 +242,7 @@ def _place(key: str) -> tuple[int, int, int]:
     return (0 if point.startswith("embd") else 2, 0, row)
 
 
-def narrow(values: Numbers) -> Numbers:
+def narrow_values(values: Numbers) -> Numbers:
     """Return values in a trace's dtypes: float32, float64, or int64 for ids."""
     if values.dtype.kind in "iub":
         return np.ascontiguousarray(values, np.int64)
@@ -250,7 +250,7 @@ def narrow(values: Numbers) -> Numbers:
     return np.ascontiguousarray(values, np.float64 if wide else np.float32)
 
 
-def unbatched(values: Numbers, where: str) -> Numbers:
+def drop_batch_axis(values: Numbers, where: str) -> Numbers:
     """Return one sequence's values; ValueError for a batch of several."""
     if values.ndim > 2 and values.shape[0] == 1:
         values = values[0]
@@ -259,7 +259,7 @@ def unbatched(values: Numbers, where: str) -> Numbers:
     return values
 
 
-def by_heads(
+def split_heads(
     values: Numbers, heads: int | None, tokens: int | None, like: Numbers | None, first: bool
 ) -> Numbers:
     """Return [tokens, heads, d] of [tokens, width], [tokens, heads, d] or [heads, tokens, d].
@@ -275,21 +275,21 @@ def by_heads(
     if a == b and (heads is None or heads == a):
         if like is not None and like.shape == values.shape:
             swapped = values.swapaxes(0, 1)
-            return max((values, swapped), key=lambda x: _likeness(x, like))
+            return max((values, swapped), key=lambda x: _mean_cosine(x, like))
         return values.swapaxes(0, 1) if first else values
     if (tokens is not None and b == tokens and a != tokens) or (heads == a and heads != b):
         return values.swapaxes(0, 1)
     return values
 
 
-def _likeness(x: Numbers, like: Numbers) -> float:
+def _mean_cosine(x: Numbers, like: Numbers) -> float:
     """Return the mean |cosine| of the vectors of two arrays [tokens, heads, d]."""
     dot = np.abs(np.sum(x * like, axis=-1))
     norms = np.linalg.norm(x, axis=-1) * np.linalg.norm(like, axis=-1)
     return float(np.mean(dot / np.maximum(norms, 1e-30)))
 
 
-def halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
+def pairs_to_halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
     """Bring adjacent pairs of the last axis, from `start` to `stop`, into split halves."""
     end = x.shape[-1] if stop is None else stop
     pairs = x[..., start:end]
@@ -298,7 +298,7 @@ def halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
     )
 
 
-def weights_of(model: Model) -> str:
+def weights_class_of(model: Model) -> str:
     """Return the class of a model's matrices by which tolerances are looked up."""
     matrices = [tensor.encoding for tensor in model.roles.values() if len(tensor.shape) > 1]
     return weights_class(matrices)

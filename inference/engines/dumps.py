@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.errors import FormatError
-from aprfmt.inference.capture import instances, key_name
+from aprfmt.inference.capture import key_name, point_instances
 from aprfmt.inference.engines.captures import Captures, open_captures
 from aprfmt.inference.engines.dump_folders import BATCH, Dump, Pass, is_dump, read_dump
 from aprfmt.inference.engines.engine_modules import (
@@ -19,7 +19,7 @@ from aprfmt.inference.engines.engine_modules import (
     split_joined,
     under_module_names,
 )
-from aprfmt.inference.engines.modules import Modules
+from aprfmt.inference.engines.modules import ModuleMap
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths
 from aprfmt.inference.engines.sequences import AlignedArrays, align
@@ -157,7 +157,7 @@ def _widths(model: Model | None) -> WidthsOf:
     """Return what gives the sizes of whole arrays by their names; none without a model."""
     if model is None:
         return lambda names: PointWidths()
-    known = instances(model.spec.block, model.hyper, model.roles)
+    known = point_instances(model.spec.block, model.hyper, model.roles)
     shapes = point_shapes(model.hyper, known, _TOKENS)
     widths = {
         key: int(np.prod(shape[1:], dtype=np.int64))
@@ -171,7 +171,7 @@ def _widths(model: Model | None) -> WidthsOf:
             name: module_name(name.removesuffix(".0").removesuffix(".1"), gated, {})
             for name in names
         }
-        modules = Modules(base.values(), model.spec.block.placement)
+        modules = ModuleMap(base.values(), model.spec.block.placement)
         whole: dict[str, int] = {}
         parts: dict[str, tuple[tuple[int, int], ...]] = {}
         points: dict[str, str] = {}

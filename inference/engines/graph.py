@@ -17,7 +17,7 @@ from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import ArchError
 from aprfmt.inference.capture import POINTS, WHOLE
-from aprfmt.inference.engines.collect import HEADED, Collector, halves
+from aprfmt.inference.engines.collect import HEADED, Collector, pairs_to_halves
 from aprfmt.inference.points import Name
 from aprfmt.model import Model
 
@@ -206,7 +206,7 @@ class GraphReader:
         if point.startswith("k_pe"):
             values = values.reshape(self.tokens, 1, -1)
             adjacent = point == "k_pe_rope" and self._interleaved
-            return halves(values) if adjacent else values
+            return pairs_to_halves(values) if adjacent else values
         if point == "expert_w" and values.ndim == 3:  # [tokens, used, 1]
             return values.reshape(len(values), -1)
         return values if values.ndim == 2 else None
@@ -224,7 +224,7 @@ class GraphReader:
             isinstance(step, RowsPermuted) for step in tensor.layout
         )
         adjacent = point.endswith("_rope") and self._interleaved
-        return halves(values) if permuted or adjacent else values
+        return pairs_to_halves(values) if permuted or adjacent else values
 
 
 def stored_roles(model: Model) -> dict[str, list[tuple[str, CellColumns]]]:

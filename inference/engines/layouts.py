@@ -23,32 +23,34 @@ class PointLayout:
     tokens: int
 
 
-def _unbatched(x: Numbers, target: PointLayout) -> Numbers:
+def _drop_batch_axis(x: Numbers, target: PointLayout) -> Numbers:
+    """Leave out the batch axis of one sequence."""
     while x.ndim > 1 and x.shape[0] == 1 and x.ndim > len(target.shape):
         x = x[0]
     return x
 
 
-def _flat(x: Numbers, target: PointLayout) -> Numbers:
+def _read_flat(x: Numbers, target: PointLayout) -> Numbers:
     """Read the values in the order in which they lie in memory."""
     width = int(np.prod(target.shape[1:]))
     return x.reshape(-1, *target.shape[1:]) if width and x.size % width == 0 else x
 
 
-def _heads_first(x: Numbers, target: PointLayout) -> Numbers:
+def _read_heads_first(x: Numbers, target: PointLayout) -> Numbers:
+    """Read [heads, tokens, dim]."""
     if len(target.shape) != 3:
         raise ValueError("heads_first: the point has no axis of heads")
     _, heads, dim = target.shape
     return np.ascontiguousarray(x.reshape(heads, -1, dim).swapaxes(0, 1))
 
 
-def _transposed(x: Numbers, target: PointLayout) -> Numbers:
+def _read_transposed(x: Numbers, target: PointLayout) -> Numbers:
     """Read [width, tokens], as column-major libraries print it."""
     width = int(np.prod(target.shape[1:]))
     return np.ascontiguousarray(x.reshape(width, -1).T).reshape(-1, *target.shape[1:])
 
 
-def _dims_first(x: Numbers, target: PointLayout) -> Numbers:
+def _read_dims_first(x: Numbers, target: PointLayout) -> Numbers:
     """Read [tokens, dim, heads]."""
     if len(target.shape) != 3:
         raise ValueError("dims_first: the point has no axis of heads")
@@ -56,7 +58,7 @@ def _dims_first(x: Numbers, target: PointLayout) -> Numbers:
     return np.ascontiguousarray(x.reshape(-1, dim, heads).swapaxes(1, 2))
 
 
-def _adjacent_pairs(x: Numbers, target: PointLayout) -> Numbers:
+def _read_adjacent_pairs(x: Numbers, target: PointLayout) -> Numbers:
     """Read rotated pairs that stand side by side."""
     y = x.reshape(-1, *target.shape[1:])
     return np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
@@ -68,12 +70,12 @@ def _cut_columns(x: Numbers, target: PointLayout) -> Numbers:
 
 
 STEPS: Mapping[str, Callable[[Numbers, PointLayout], Numbers]] = {
-    "unbatch": _unbatched,
-    "reshape": _flat,
-    "heads_first": _heads_first,
-    "dims_first": _dims_first,
-    "transpose": _transposed,
-    "adjacent_pairs": _adjacent_pairs,
+    "unbatch": _drop_batch_axis,
+    "reshape": _read_flat,
+    "heads_first": _read_heads_first,
+    "dims_first": _read_dims_first,
+    "transpose": _read_transposed,
+    "adjacent_pairs": _read_adjacent_pairs,
     "cut_columns": _cut_columns,
 }
 
@@ -89,7 +91,7 @@ CHAINS: tuple[tuple[str, ...], ...] = (
 PADDED = ("unbatch", "cut_columns", "reshape")  # of logits with columns behind the vocabulary
 
 
-def laid_out(x: Numbers, chain: Sequence[str], target: PointLayout, where: str) -> Numbers:
+def apply_layout(x: Numbers, chain: Sequence[str], target: PointLayout, where: str) -> Numbers:
     """Return values in our layout; FormatError where a step does not fit them."""
     for name in chain:
         if name not in STEPS:

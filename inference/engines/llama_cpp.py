@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import AprfmtError, ArchError, BackendUnavailableError, UsageError
-from aprfmt.inference.device import Choice
-from aprfmt.inference.engines.collect import Collector, weights_of
+from aprfmt.inference.device import DeviceChoice
+from aprfmt.inference.engines.collect import Collector, weights_class_of
 from aprfmt.inference.engines.graph import GraphNode, GraphReader
 from aprfmt.inference.engines.llama_library import Callback, Library
 from aprfmt.inference.forward import LogitRows
@@ -36,10 +36,10 @@ _BF16 = 30
 
 
 @contextmanager
-def run(
+def run_llama_cpp(
     model: Model,
     ids: Sequence[int],
-    choice: Choice,
+    choice: DeviceChoice,
     *,
     wanted: Collection[str] | None = None,
     positions: Positions = "all",
@@ -56,7 +56,7 @@ def run(
     library = Library.open()
     with ExitStack() as stack:
         exact = choice.requested.endswith("float32")
-        path, ran, via = _gguf(model, exact, stack)
+        path, ran, via = _gguf_to_run(model, exact, stack)
         collector = Collector(
             stack.enter_context(Spool()),
             ran,
@@ -68,13 +68,13 @@ def run(
             logits_rows=logits_rows,
         )
         reader = GraphReader(collector, ran, len(ids))
-        calls = evaluate(library, path, ids, reader, threads or os.cpu_count() or 1)
+        calls = evaluate_nodes(library, path, ids, reader, threads or os.cpu_count() or 1)
         facts = {
             "ids": [int(i) for i in ids],
             "model": str(model.path),
             "architecture": model.spec.name,
             "via": via,
-            "weights": weights_of(ran),
+            "weights": weights_class_of(ran),
             "backend": {
                 "backend": "llama.cpp", "device": "cpu", "dtype": "float32",
                 "deterministic": False, "versions": {"llama.cpp": library.version()},
@@ -87,7 +87,7 @@ def run(
         yield collector.trace(facts)
 
 
-def _gguf(model: Model, exact: bool, stack: ExitStack) -> tuple[Path, Model, str]:
+def _gguf_to_run(model: Model, exact: bool, stack: ExitStack) -> tuple[Path, Model, str]:
     """Return the GGUF to run: its path, the open model, and how it was made.
 
     `exact`: with weights decoded to float32, because llama.cpp rounds activations for others.
@@ -117,7 +117,7 @@ def has_tokenizer(model: Model) -> bool:
         return False
 
 
-def evaluate(
+def evaluate_nodes(
     library: Library, path: Path, ids: Sequence[int], reader: GraphReader, threads: int
 ) -> int:
     """Run one pass with the callback; return the number of nodes."""
@@ -129,13 +129,13 @@ def evaluate(
         nonlocal calls
         try:
             library.check_tensor(pointer)
-            node = _node(pointer, base)
+            node = _read_node(pointer, base)
             wanted = reader.wants(node)
             if ask:
                 return wanted
             calls += 1
             if wanted:
-                values = _values(pointer, base)
+                values = _node_values(pointer, base)
                 if values is None:
                     reader.collector.unknown[node.name] = f"type {pointer.contents.type} of ggml"
                 else:
@@ -156,7 +156,8 @@ def evaluate(
     return calls
 
 
-def _node(pointer: Any, base: Any) -> GraphNode:
+def _read_node(pointer: Any, base: Any) -> GraphNode:
+    """Return the node at a pointer."""
     t = pointer.contents
     op = base.ggml_op_desc(pointer).decode(errors="replace")
     shape = tuple(int(size) for size in reversed(t.ne))
@@ -167,7 +168,7 @@ def _node(pointer: Any, base: Any) -> GraphNode:
     return GraphNode(t.name.decode(errors="replace"), op, shape, sources, scale)
 
 
-def _values(pointer: Any, base: Any) -> Numbers | None:
+def _node_values(pointer: Any, base: Any) -> Numbers | None:
     """Return a node's values in its shape; None for a type that is not read.
 
     Raises BackendUnavailableError if the tensor struct has an unknown layout.

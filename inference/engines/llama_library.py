@@ -136,12 +136,12 @@ def context_fields(words: Sequence[int]) -> Fields | None:
     found = [
         fields
         for at in range(len(_FIRST) + 4, WORDS // 2)
-        if (fields := _fields_behind(words, at)) is not None
+        if (fields := _fields_after(words, at)) is not None
     ]
     return found[0] if len(found) == 1 else None
 
 
-def _fields_behind(words: Sequence[int], at: int) -> Fields | None:
+def _fields_after(words: Sequence[int], at: int) -> Fields | None:
     """Return the fields if the frequencies begin at word `at`, right after the enums; else None."""
     yarn = words[at + 2 : at + 8]
     allowed = ((_MINUS_ONE,), (_MINUS_ONE, _ONE), (_MINUS_ONE, _THIRTY_TWO), (_MINUS_ONE, _ONE),

@@ -51,10 +51,13 @@ def is_eval_text(path: Path) -> bool:
         head = file.read(1 << 20)
     if b"\0" in head:
         return False
-    return any(_head(_plain(line)) for line in head.decode("latin1").splitlines()[:4000])
+    return any(
+        _match_node_head(_without_log_prefix(line))
+        for line in head.decode("latin1").splitlines()[:4000]
+    )
 
 
-def _head(line: str) -> re.Match[str] | None:
+def _match_node_head(line: str) -> re.Match[str] | None:
     """Return the parts of a line that begins a node; None for any other line."""
     if len(line) > MAX_SAYING:
         return None
@@ -63,7 +66,8 @@ def _head(line: str) -> re.Match[str] | None:
     return match if said else None
 
 
-def _plain(line: str) -> str:
+def _without_log_prefix(line: str) -> str:
+    """Return a line without what a logger puts before it."""
     return _LOGGED.sub("", line.rstrip("\n"))
 
 
@@ -97,7 +101,7 @@ def load_eval_text(
             positions=positions,
             wanted=wanted,
         )
-        tokens = _read(lines, collector, model)
+        tokens = _read_nodes(lines, collector, model)
         printed = lines.ids
         if printed is not None and len(printed) != tokens:
             printed = None
@@ -112,7 +116,7 @@ def load_eval_text(
         yield collector.trace(run, resolution=RESOLUTION)
 
 
-def _read(lines: "_Lines", collector: Collector, model: Model | None) -> int:
+def _read_nodes(lines: "_Lines", collector: Collector, model: Model | None) -> int:
     """Read every node of the text into the collector; return how many tokens the pass has.
 
     Raises FormatError where the text holds no pass, or several.
@@ -160,16 +164,16 @@ class _Lines:
         self.number += 1
         if len(line) == MAX_LINE:
             raise FormatError(f"{self.path}: line {self.number} is over {MAX_LINE} characters")
-        return _plain(line) if line else None
+        return _without_log_prefix(line) if line else None
 
     def nodes(self) -> Iterator[tuple[GraphNode, Numbers | None, Mask | None]]:
         line = self._next()
         while line is not None:
-            counted = _counted(line)
+            counted = _match_token_count(line)
             if counted and self.ids is None:
                 line = self._read_ids(int(counted[1]))
                 continue
-            match = _head(line)
+            match = _match_node_head(line)
             if match is None:
                 line = self._next()
                 continue
@@ -197,7 +201,7 @@ class _Lines:
         rows: list[list[float]] = []
         line = self._next()
         sums = 0
-        while line is not None and _head(line) is None and not _counted(line):
+        while line is not None and _match_node_head(line) is None and not _match_token_count(line):
             text = line.strip()
             if _SUM.match(line):
                 sums += 1
@@ -210,13 +214,14 @@ class _Lines:
             return line, None, None
         shown = [
             list(range(node.shape[0])) if node.shape[0] <= len(rows) else [],
-            *map(_shown, node.shape[1:]),
+            *map(_printed_indices, node.shape[1:]),
         ]
         expected = math.prod(map(len, shown[:3]))
         if len(rows) != expected or any(len(row) != len(shown[3]) for row in rows):
             raise FormatError(
                 f"{self.path}: line {self.number}: {node.name} of shape {list(node.shape)} shows "
-                f"{len(rows)} rows; expected {math.prod(map(len, map(_shown, node.shape[1:3])))} "
+                f"{len(rows)} rows; expected "
+                f"{math.prod(map(len, map(_printed_indices, node.shape[1:3])))} "
                 f"for each of {node.shape[0]}, of {len(shown[3])} values; is the text cut?"
             )
         count = math.prod(node.shape)
@@ -228,7 +233,7 @@ class _Lines:
                 f"{self.path}: line {self.number}: {self.values} values so far, printed or not; "
                 f"at most {MAX_TOTAL} are read"
             )
-        return line, *_spread(node, shown, rows)
+        return line, *_spread_printed(node, shown, rows)
 
     def _row(self, text: str) -> list[float]:
         words = text.strip("[], ").replace("...,", " ").replace(",", " ").split()
@@ -238,7 +243,7 @@ class _Lines:
             raise FormatError(f"{self.path}: line {self.number}: {error}") from None
 
 
-def _spread(
+def _spread_printed(
     node: GraphNode, shown: list[list[int]], rows: list[list[float]]
 ) -> tuple[Numbers, Mask]:
     """Return a node's values and the mask of printed ones; `shown` has the printed indices."""
@@ -251,12 +256,12 @@ def _spread(
     return values, seen
 
 
-def _counted(line: str) -> re.Match[str] | None:
+def _match_token_count(line: str) -> re.Match[str] | None:
     """Return the parts of a line that gives the number of tokens."""
     return _COUNT.match(line) if len(line) <= MAX_SAYING else None
 
 
-def _shown(size: int) -> list[int]:
+def _printed_indices(size: int) -> list[int]:
     """Return the printed indices of an axis."""
     if size <= 2 * EDGE:
         return list(range(size))

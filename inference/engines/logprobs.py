@@ -34,7 +34,7 @@ WRITERS: Mapping[str, str] = {
 TokenIds = Callable[[str, bytes | None], Sequence[int]]
 
 
-def writer_of(path: Path) -> str | None:
+def logprobs_writer(path: Path) -> str | None:
     """Return whose log-probabilities a JSON file holds; None for any other file."""
     if not path.is_file() or path.suffix not in (".json", ".jsonl"):
         return None
@@ -46,7 +46,7 @@ def writer_of(path: Path) -> str | None:
 
 def is_logprobs(path: Path) -> bool:
     """Say whether a path is a server's answer with log-probabilities."""
-    return writer_of(path) is not None
+    return logprobs_writer(path) is not None
 
 
 def refuse_logprobs(
@@ -54,7 +54,8 @@ def refuse_logprobs(
 ) -> AbstractContextManager[Trace]:
     """Raise FormatError: what such a file holds, and which command compares it."""
     raise FormatError(
-        f"{path}: holds log-probabilities of single tokens ({writer_of(path)}), no rows of logits; "
+        f"{path}: holds log-probabilities of single tokens ({logprobs_writer(path)}), no "
+        f"rows of logits; "
         f"compare them with `aprfmt logits MODEL --reference {path}`; to find the operation that "
         "differs, save what stands before the softmax, logits [tokens, vocabulary], as logits.npy "
         "beside input_ids.npy, then `aprfmt trace MODEL --map FOLDER -o run.safetensors` and "
@@ -75,7 +76,7 @@ def read_logprobs(
         found = _of_answer(said, prompt, token_ids or _no_tokenizer)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         why = shorten(str(error) or type(error).__name__, 120)
-        raise FormatError(f"{path}: {writer_of(path) or 'an answer'}: {why}") from None
+        raise FormatError(f"{path}: {logprobs_writer(path) or 'an answer'}: {why}") from None
     if not found.rows:
         raise FormatError(
             f"{path}: holds no log-probability of a token; ask the server for "
@@ -84,7 +85,7 @@ def read_logprobs(
     for at, row in found.rows.items():
         if max(row.values()) > _ABOVE:
             raise FormatError(f"{path}: position {at} has a log-probability above 0: logits?")
-    return Logprobs(found.ids, found.rows, False, writer_of(path) or "")
+    return Logprobs(found.ids, found.rows, False, logprobs_writer(path) or "")
 
 
 def _no_tokenizer(text: str, raw: bytes | None) -> Sequence[int]:

@@ -22,12 +22,12 @@ from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.bounded_json import dumps, load_file
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays
-from aprfmt.inference.engines.collect import Collector, unbatched
+from aprfmt.inference.engines.collect import Collector, drop_batch_axis
 from aprfmt.inference.engines.dump_folders import is_dump
 from aprfmt.inference.engines.dumps import open_dump
-from aprfmt.inference.engines.layouts import STEPS, PointLayout, laid_out
+from aprfmt.inference.engines.layouts import STEPS, PointLayout, apply_layout
 from aprfmt.inference.engines.modules import ModuleReader, parse_module
-from aprfmt.inference.engines.npz import arithmetic_of, is_scaled
+from aprfmt.inference.engines.npz import arithmetic_of_arrays, is_embedding_scaled
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.trace import Trace
@@ -41,7 +41,7 @@ RowsHeld = Literal["all", "last"] | tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedArray:
     """One array: the key it is, its layout, the tokens of its rows; how sure that is."""
 
     key: str
@@ -71,7 +71,7 @@ class NameMap:
     `reasons` say of some why they are none; the file has no place for them.
     """
 
-    names: Mapping[str, Mapped | None]
+    names: Mapping[str, MappedArray | None]
     captures: str = ""
     ids: tuple[int, ...] | None = None
     dtype: str = "float32"
@@ -96,22 +96,24 @@ def read_mapping(path: Path) -> NameMap:
     rows, ids, dtype = said.get("names"), said.get("ids"), said.get("dtype", "float32")
     if not isinstance(rows, dict):
         raise FormatError(f"{path}: names: expected an object of array names")
-    if ids is not None and not _whole_numbers(ids):
+    if ids is not None and not _are_whole_numbers(ids):
         raise FormatError(f"{path}: ids: expected a list of token ids, or null")
     if dtype not in BASE:
         raise FormatError(f"{path}: dtype {str(dtype)[:40]!r}; expected one of {', '.join(BASE)}")
     captures = said.get("captures", "")
     if not isinstance(captures, str):
         raise FormatError(f"{path}: captures: expected the name of a file or folder")
-    names = {name: _entry(row, f"{path}: {name[:200]!r}") for name, row in rows.items()}
+    names = {name: _parse_entry(row, f"{path}: {name[:200]!r}") for name, row in rows.items()}
     return NameMap(names, captures, None if ids is None else tuple(ids), dtype)
 
 
-def _whole_numbers(value: Any) -> bool:
+def _are_whole_numbers(value: Any) -> bool:
+    """Return whether a value is a list of non-negative integers."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in value)
 
 
-def _entry(row: Any, where: str) -> Mapped | None:
+def _parse_entry(row: Any, where: str) -> MappedArray | None:
+    """Return an entry of a mapping; FormatError says what is wrong with it."""
     if row is None:
         return None
     row = {"key": row} if isinstance(row, str) else row
@@ -125,10 +127,10 @@ def _entry(row: Any, where: str) -> Mapped | None:
     rows: Any = row.get("rows", "all")
     if not isinstance(layout, list) or not all(step in STEPS for step in layout):
         raise FormatError(f"{where}: layout: expected a list of {', '.join(STEPS)}")
-    if rows not in ("all", "last") and not _whole_numbers(rows):
+    if rows not in ("all", "last") and not _are_whole_numbers(rows):
         raise FormatError(f"{where}: rows: expected all, last, or a list of token positions")
     said = {name: row[name] for name in ("certainty", "why") if isinstance(row.get(name), str)}
-    return Mapped(
+    return MappedArray(
         row["key"], tuple(layout), rows if rows in ("all", "last") else tuple(rows), **said
     )
 
@@ -153,7 +155,7 @@ def load_mapped(
     """
     beside = path / BESIDE if path.is_dir() else path
     mapping = read_mapping(beside) if beside.is_file() else None
-    place = path if path.is_dir() else path.parent / _inside(mapping, path)
+    place = path if path.is_dir() else path.parent / _captures_path(mapping, path)
     with (
         open_dump(place, ids, model) as captures,
         mapped_trace(captures, mapping, ids, model) as trace,
@@ -170,7 +172,8 @@ def load_arrays(
         yield trace
 
 
-def _inside(mapping: NameMap | None, path: Path) -> str:
+def _captures_path(mapping: NameMap | None, path: Path) -> str:
+    """Return the path of the arrays that a mapping file names."""
     name = "" if mapping is None else mapping.captures
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise FormatError(
@@ -188,7 +191,7 @@ def mapped_trace(
     said = None if mapping is None or mapping.ids is None else list(mapping.ids)
     known = own or said
     tokens = known or (None if ids is None else [int(i) for i in ids])
-    dtype = dtype_of(captures) if mapping is None else mapping.dtype
+    dtype = arithmetic_dtype(captures) if mapping is None else mapping.dtype
     with ExitStack() as stack:
         collector = Collector(
             stack.enter_context(Spool()),
@@ -197,9 +200,9 @@ def mapped_trace(
             dtype=dtype,
         )
         if mapping is None:
-            _by_name(captures, collector, model, tokens)
+            _collect_by_name(captures, collector, model, tokens)
         else:
-            _by_mapping(captures, collector, mapping, tokens)
+            _collect_by_mapping(captures, collector, mapping, tokens)
         collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
         collector.unknown |= captures.left
         run: dict[str, Value] = {
@@ -212,12 +215,14 @@ def mapped_trace(
         yield collector.trace(run)
 
 
-def dtype_of(captures: Captures) -> str:
+def arithmetic_dtype(captures: Captures) -> str:
     """Return the arithmetic's dtype, as the arrays show it."""
-    return arithmetic_of({name: captures.dtypes[name] for name in captures.names}, captures.read)
+    return arithmetic_of_arrays(
+        {name: captures.dtypes[name] for name in captures.names}, captures.read
+    )
 
 
-def _by_name(
+def _collect_by_name(
     captures: Captures, collector: Collector, model: Model | None, tokens: list[int] | None
 ) -> None:
     """Take names that are transformers' module paths or our own keys."""
@@ -227,7 +232,7 @@ def _by_name(
         block=None if model is None else model.spec.block,
         architecture="" if model is None else model.spec.name,
         tokens=None if tokens is None else len(tokens),
-        scaled_embedding=is_scaled(captures.names, captures.read, model, tokens),
+        scaled_embedding=is_embedding_scaled(captures.names, captures.read, model, tokens),
     )
     for name in captures.names:
         rows = captures.rows.get(name)
@@ -237,14 +242,14 @@ def _by_name(
             modules.add(name, captures.read(name), rows)
             continue
         try:
-            values = collector.fitted(name, point, unbatched(captures.read(name), name))
+            values = collector.fitted(name, point, drop_batch_axis(captures.read(name), name))
         except ValueError as error:
             collector.unknown[name] = str(error)
             continue
         collector.add(point, layer, values, rows=rows)
 
 
-def _by_mapping(
+def _collect_by_mapping(
     captures: Captures, collector: Collector, mapping: NameMap, tokens: list[int] | None
 ) -> None:
     shapes = {}
@@ -260,7 +265,7 @@ def _by_mapping(
         point, layer = parse_key(row.key)
         values = captures.read(name)
         if row.key in shapes:
-            values = laid_out(
+            values = apply_layout(
                 values, row.layout, PointLayout(shapes[row.key], len(tokens or ())), where
             )
         rows = captures.rows.get(name) if isinstance(row.rows, str) else row.rows

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.inference.capture import POINTS, WHOLE, key_name
-from aprfmt.inference.engines.collect import HEADED, Collector, by_heads, halves, unbatched
+from aprfmt.inference.engines.collect import (
+    HEADED,
+    Collector,
+    drop_batch_axis,
+    pairs_to_halves,
+    split_heads,
+)
 from aprfmt.inference.points import Name, Point
 
 Numbers = NDArray[Any]
@@ -41,7 +47,7 @@ _WHOLE_NAMES = frozenset(
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModuleReading:
     """One key becomes (a share of) one point."""
 
     point: Point
@@ -59,7 +65,7 @@ def parse_module(key: str) -> tuple[int, str] | None:
     return (WHOLE, above[1]) if above and above[1] in _WHOLE_NAMES else None
 
 
-class Modules:
+class ModuleMap:
     """Maps a set of keys to points; `placement` None is derived from the norms of a layer."""
 
     def __init__(self, keys: Iterable[str], placement: str | None = None) -> None:
@@ -72,7 +78,7 @@ class Modules:
                 self._below.setdefault(parsed[0], set()).add(parsed[1])
         self._placement = placement
 
-    def read(self, key: str) -> list[Reading]:
+    def read(self, key: str) -> list[ModuleReading]:
         """Return all points in a key's value; [] for a key that is not a point."""
         if key not in self._parsed:
             return []
@@ -83,7 +89,7 @@ class Modules:
                 continue
             for rank, name in enumerate(point.hf):
                 if name.text == below and self._fits(name, layer):
-                    found.append(Reading(point, layer, name, rank))
+                    found.append(ModuleReading(point, layer, name, rank))
                     break
         return found
 
@@ -103,14 +109,14 @@ class Modules:
             return True
         if "post_self_attn_layernorm" in siblings:  # glm4's other norm is the one before the MLP
             return name.placement == "pre"
-        return name.placement == (self._placement or placement_of(siblings))
+        return name.placement == (self._placement or norm_placement(siblings))
 
     def is_mixture(self, layer: int) -> bool:
         """Say whether a layer's keys show a router."""
         return any(name.text in self._below.get(layer, ()) for name in POINTS["router"].hf)
 
 
-def placement_of(siblings: Collection[str]) -> str:
+def norm_placement(siblings: Collection[str]) -> str:
     """Return the block placement, derived from the names of a layer's norms."""
     names = {name.partition("#")[0] for name in siblings}
     if "pre_feedforward_layernorm" in names:
@@ -139,7 +145,7 @@ class ModuleReader:
         scaled_embedding: bool | None = None,
     ) -> None:
         self._collector = collector
-        self.modules = Modules(keys, None if block is None else stated_placement(block))
+        self.modules = ModuleMap(keys, None if block is None else stated_placement(block))
         self._adjacent = architecture in ADJACENT
         self._grouped = architecture in GROUPED
         self._gated = block is not None and block.attention_gate == "sigmoid"
@@ -158,7 +164,7 @@ class ModuleReader:
             self._collector.unknown[key] = "not a capture point"
             return
         try:
-            values = unbatched(self._joined_copies(values), key)
+            values = drop_batch_axis(self._joined_copies(values), key)
             for point in dict.fromkeys(reading.point.name for reading in readings):
                 values = self._collector.fitted(key, point, values)
             taken = [self._add(reading, values, rows) for reading in readings]
@@ -185,7 +191,7 @@ class ModuleReader:
         names = [key_name(reading.point.name, reading.layer) for reading in readings]
         return any(self._collector.target(name) is not None for name in names)
 
-    def _add(self, reading: Reading, values: Numbers, rows: Sequence[int] | None) -> bool:
+    def _add(self, reading: ModuleReading, values: Numbers, rows: Sequence[int] | None) -> bool:
         point, layer, name = reading.point.name, reading.layer, reading.name
         collector = self._collector
         if point in ("embd", "embd_scaled") and (name.part == "scaled") != bool(self._scaled):
@@ -284,12 +290,12 @@ class ModuleReader:
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
         heads = self._collector.heads(point, layer)
-        values = by_heads(values, heads, self._tokens, like, first)
+        values = split_heads(values, heads, self._tokens, like, first)
         if point in ("q", "k") and values.ndim == 3:
             self._like[f"{layer}.{point}"] = np.array(values)
         if text in TURNED and self._adjacent and values.ndim == 3:
             start, count = self._turned(layer, values.shape[-1])
-            values = halves(values, start, start + count)
+            values = pairs_to_halves(values, start, start + count)
         return values
 
     def _turned(self, layer: int, width: int) -> tuple[int, int]:

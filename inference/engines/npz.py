@@ -39,7 +39,7 @@ MAX_RATIO, SMALL = 100, 64 << 20
 _WINDOW = 1 << 20
 
 
-def _short(found: object) -> str:
+def _short_text(found: object) -> str:
     """Return a text from the file, shortened and escaped for a message."""
     return shorten(str(found), 200)
 
@@ -58,9 +58,9 @@ class NpzFile:
             self._zip = stack.enter_context(zipfile.ZipFile(file))
             members = self._zip.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, struct.error, EOFError) as error:
-            raise FormatError(f"{path}: is not an .npz file: {_short(error)}") from error
+            raise FormatError(f"{path}: is not an .npz file: {_short_text(error)}") from error
         except NotImplementedError as error:
-            raise UnsupportedError(f"{path}: {_short(error)}") from error
+            raise UnsupportedError(f"{path}: {_short_text(error)}") from error
         if len(members) > MAX_MEMBERS:
             raise FormatError(f"{path}: {len(members)} members; at most {MAX_MEMBERS} are read")
         self._members: dict[str, zipfile.ZipInfo] = {}
@@ -80,19 +80,19 @@ class NpzFile:
         name = member.filename
         if not name.endswith(".npy"):
             raise FormatError(
-                f"{self.path}: member {_short(name)!r} is not an array; expected NAME.npy"
+                f"{self.path}: member {_short_text(name)!r} is not an array; expected NAME.npy"
             )
         key = name.removesuffix(".npy")
         if key in self._members:
-            raise FormatError(f"{self.path}: {_short(key)!r} appears twice")
+            raise FormatError(f"{self.path}: {_short_text(key)!r} appears twice")
         if member.flag_bits & 1:
-            raise UnsupportedError(f"{self.path}: {_short(key)!r} is encrypted")
+            raise UnsupportedError(f"{self.path}: {_short_text(key)!r} is encrypted")
         packed = max(member.compress_size, 1)
         if member.file_size > MAX_MEMBER or (
             member.file_size > SMALL and member.file_size / packed > MAX_RATIO
         ):
             raise FormatError(
-                f"{self.path}: {_short(key)!r} declares {member.file_size} bytes in {packed}; "
+                f"{self.path}: {_short_text(key)!r} declares {member.file_size} bytes in {packed}; "
                 f"expected at most {MAX_MEMBER}, and activations that compress less than "
                 f"1:{MAX_RATIO}"
             )
@@ -100,27 +100,27 @@ class NpzFile:
 
     @contextmanager
     def _open(self, member: zipfile.ZipInfo) -> Iterator[Any]:
-        where = f"{self.path}: {_short(member.filename)!r}"
+        where = f"{self.path}: {_short_text(member.filename)!r}"
         try:
             with self._zip.open(member) as file:
                 yield file
         except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError) as error:
-            raise FormatError(f"{where}: {_short(error)}") from error
+            raise FormatError(f"{where}: {_short_text(error)}") from error
         except (NotImplementedError, RuntimeError) as error:
-            raise UnsupportedError(f"{where}: {_short(error)}") from error
+            raise UnsupportedError(f"{where}: {_short_text(error)}") from error
         except (OSError, ValueError, struct.error) as error:
             if isinstance(error, FormatError):
                 raise
-            raise FormatError(f"{where}: {_short(error)}") from error
+            raise FormatError(f"{where}: {_short_text(error)}") from error
         except Exception as error:  # zlib.error or lzma.LZMAError, if the module exists
             if type(error).__module__ not in ("zlib", "lzma", "_lzma", "bz2"):
                 raise
-            raise FormatError(f"{where}: {_short(error)}") from error
+            raise FormatError(f"{where}: {_short_text(error)}") from error
 
     def _header(
         self, file: Any, key: str, member: zipfile.ZipInfo
     ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], bool]:
-        return read_header(file, f"{self.path}: {_short(key)!r}", member.file_size)
+        return read_header(file, f"{self.path}: {_short_text(key)!r}", member.file_size)
 
     def read(self, key: str) -> Numbers:
         """Return one array; FormatError if the stream does not fit its header."""
@@ -134,14 +134,16 @@ class NpzFile:
                 window = file.read(min(_WINDOW, size - len(data)))
                 if not window:
                     raise TruncatedError(
-                        f"{self.path}: {_short(key)!r} ends after {len(data)} of {size} bytes"
+                        f"{self.path}: {_short_text(key)!r} ends after {len(data)} of {size} bytes"
                     )
                 data += window
             file.read(1)  # reading past the end checks the CRC
         if dtype.kind == "U" and size:
             codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
             if codes.max() > sys.maxunicode:
-                raise FormatError(f"{self.path}: {_short(key)!r} holds text that is no Unicode")
+                raise FormatError(
+                    f"{self.path}: {_short_text(key)!r} holds text that is no Unicode"
+                )
         flat = np.frombuffer(data, dtype)
         order: Any = "F" if self._fortran[key] else "C"
         return flat.reshape(shape, order=order).astype(dtype.newbyteorder("="), copy=False)
@@ -173,17 +175,18 @@ def read_header(
         shape, descr, fortran = found["shape"], found["descr"], found["fortran_order"]
         dtype = np.dtype(descr) if isinstance(descr, str) else None
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
-        raise FormatError(f"{where}: its header is not readable: {_short(error)}") from None
+        raise FormatError(f"{where}: its header is not readable: {_short_text(error)}") from None
     if (
         not isinstance(shape, tuple)
         or len(shape) > 8
         or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape)
         or type(fortran) is not bool
     ):
-        raise FormatError(f"{where}: shape {_short(shape)}; expected up to 8 sizes")
+        raise FormatError(f"{where}: shape {_short_text(shape)}; expected up to 8 sizes")
     if dtype is None or dtype.kind not in "fiubU" or not dtype.itemsize:
         raise UnsupportedError(
-            f"{where}: holds {_short(descr)!r}; expected numbers (pickled objects are not read)"
+            f"{where}: holds {_short_text(descr)!r}; expected numbers (pickled objects are "
+            f"not read)"
         )
     body = size - (8 + len(raw) + length)
     if math.prod(shape) * dtype.itemsize != body:
@@ -211,17 +214,17 @@ def load_npz(
     """
     with ExitStack() as stack:
         opened = NpzFile(path, stack, file)
-        found = _ids(opened)
+        found = _token_ids(opened)
         given = None if ids is None else [int(i) for i in ids]
         tokens = found if found is not None else given
         keys = [key for key in opened.arrays if key not in (IDS, ORDER)]
-        order, missing = _order(opened, keys)
+        order, missing = _execution_order(opened, keys)
         kinds = {key: opened.arrays[key][1].name for key in keys}
         collector = Collector(
             stack.enter_context(Spool()),
             model,
             tokens=None if tokens is None else len(tokens),
-            dtype=arithmetic_of(kinds, opened.read),
+            dtype=arithmetic_of_arrays(kinds, opened.read),
             positions=positions,
             wanted=wanted,
         )
@@ -231,7 +234,7 @@ def load_npz(
             block=None if model is None else model.spec.block,
             architecture="" if model is None else model.spec.name,
             tokens=None if tokens is None else len(tokens),
-            scaled_embedding=is_scaled(keys, opened.read, model, tokens),
+            scaled_embedding=is_embedding_scaled(keys, opened.read, model, tokens),
         )
         for key in order:
             if opened.arrays[key][1].kind == "U":
@@ -248,7 +251,8 @@ def load_npz(
         yield collector.trace(run)
 
 
-def _ids(file: NpzFile) -> list[int] | None:
+def _token_ids(file: NpzFile) -> list[int] | None:
+    """Return the token ids in a file, None without them."""
     if IDS not in file.arrays:
         return None
     shape, dtype = file.arrays[IDS]
@@ -259,7 +263,7 @@ def _ids(file: NpzFile) -> list[int] | None:
     return [int(i) for i in file.read(IDS).reshape(-1)]
 
 
-def _order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
+def _execution_order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
     """Return the keys in execution order, and the keys in `__order__` that the file lacks."""
     if ORDER not in file.arrays:
         return keys, []
@@ -273,7 +277,7 @@ def _order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
     return first + [key for key in keys if key not in chosen], missing
 
 
-def arithmetic_of(dtypes: Mapping[str, str], read: Callable[[str], Numbers]) -> str:
+def arithmetic_of_arrays(dtypes: Mapping[str, str], read: Callable[[str], Numbers]) -> str:
     """Return the arithmetic's dtype: the arrays' own, or a narrower one that holds all values."""
     kinds = {name for name in dtypes.values() if "float" in name}
     if "float32" not in kinds and kinds & {"bfloat16", "float16"}:
@@ -290,7 +294,7 @@ def arithmetic_of(dtypes: Mapping[str, str], read: Callable[[str], Numbers]) -> 
     return "float32"
 
 
-def is_scaled(
+def is_embedding_scaled(
     names: Iterable[str],
     read: Callable[[str], Numbers],
     model: Model | None,

@@ -17,7 +17,7 @@ Numbers = NDArray[Any]
 ALIKE = 0.1  # relative distance below which a part is taken for that part of a point
 
 
-def over_vocabulary(point: str) -> bool:
+def has_vocabulary_axis(point: str) -> bool:
     """Say whether a point has a column for each token of the vocabulary."""
     return POINTS[point].shape.replace(" ", "").endswith(",vocab_size")
 
@@ -30,21 +30,23 @@ def cut_to_vocabulary(values: Numbers, vocab: int) -> tuple[Numbers, str]:
     """
     width = values.shape[-1]
     if width < vocab:
-        raise ValueError(f"{width} of the {vocab} columns of the vocabulary{_ranks(width, vocab)}")
+        raise ValueError(
+            f"{width} of the {vocab} columns of the vocabulary{_rank_text(width, vocab)}"
+        )
     behind = values[..., vocab:]
     constant = not behind.size or bool((behind == behind.flat[0]).all())
     said = "" if constant else f"columns {vocab} to {width - 1} are behind the vocabulary"
     return values[..., :vocab], said
 
 
-def _ranks(part: int, whole: int) -> str:
+def _rank_text(part: int, whole: int) -> str:
     """Return in words that a part is that of one rank, where it divides the whole."""
     if not part or whole % part:
         return ""
     return f", as one rank of {whole // part} has them: put the ranks' columns together"
 
 
-def part_of(
+def part_text(
     values: Numbers, own: Mapping[str, Numbers], named: Collection[str], tokens: int
 ) -> str:
     """Return which part of a point an array is, "" where it is none.
@@ -58,11 +60,11 @@ def part_of(
     if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f":
         return ""
     keys = [key for key in named if key in own] or [
-        key for key in own if over_vocabulary(key.rpartition(".")[2])
+        key for key in own if has_vocabulary_axis(key.rpartition(".")[2])
     ]
     for key in keys:
         mine = own[key].reshape(len(own[key]), -1)
-        found = _share_of(rows, mine, key, 1) or _share_of(rows, mine, key, 0)
+        found = _share_text(rows, mine, key, 1) or _share_text(rows, mine, key, 0)
         if found:
             return found
         width = mine.shape[1]
@@ -73,7 +75,7 @@ def part_of(
     return ""
 
 
-def _share_of(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
+def _share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
     """Return which rank's share along an axis of a point an array is, "" for none.
 
     A single row is no share: that is the last token's.
@@ -82,7 +84,7 @@ def _share_of(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
     least = 2 if axis == 0 else 1
     if rows.shape[1 - axis] != mine.shape[1 - axis] or not least <= part < whole or whole % part:
         return ""
-    away = [distance(rows, share) for share in np.split(mine, whole // part, axis)]
+    away = [finite_distance(rows, share) for share in np.split(mine, whole // part, axis)]
     rank = int(np.argmin(away))
     if away[rank] > ALIKE:
         return ""
@@ -93,7 +95,7 @@ def _share_of(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
     )
 
 
-def distance(theirs: Numbers, mine: Numbers) -> float:
+def finite_distance(theirs: Numbers, mine: Numbers) -> float:
     """Return the relative L2 distance of the values that are finite on both sides."""
     x, y = theirs.astype(np.float64), mine.astype(np.float64)
     both = np.isfinite(x) & np.isfinite(y)

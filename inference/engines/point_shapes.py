@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.base.protocols import Value
-from aprfmt.inference.capture import Instance
+from aprfmt.inference.capture import PointInstance
 
 
 def point_shapes(
-    hp: Mapping[str, Value], known: Mapping[str, Instance], tokens: int
+    hp: Mapping[str, Value], known: Mapping[str, PointInstance], tokens: int
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of every point of the model in a pass, by key; `hp` are its sizes."""
     value_dim = int(hp["value_head_dim"] or hp["head_dim"])

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from aprfmt.errors import AprfmtError, UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.engines.captures import Captures
-from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, laid_out
-from aprfmt.inference.engines.mapping import Mapped, NameMap
-from aprfmt.inference.engines.modules import Modules
-from aprfmt.inference.engines.parts import ALIKE, distance, over_vocabulary, part_of
+from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, apply_layout
+from aprfmt.inference.engines.mapping import MappedArray, NameMap
+from aprfmt.inference.engines.modules import ModuleMap
+from aprfmt.inference.engines.parts import ALIKE, finite_distance, has_vocabulary_axis, part_text
 from aprfmt.inference.points import POINTS
-from aprfmt.measure.log_softmax import POINT, is_log_softmax, moved_onto
+from aprfmt.measure.log_softmax import POINT, is_log_softmax, shift_logits_onto
 
 Numbers = NDArray[Any]
 EQUAL, FAINT = 1e-3, 0.6  # relative distances: certain, possible; likely: see ALIKE
@@ -45,7 +45,7 @@ class PointFit:
     normalized: bool = False  # logits as log-probabilities
 
 
-def propose(
+def propose_mapping(
     captures: Captures,
     own: Mapping[str, Numbers],
     ids: Sequence[int],
@@ -56,47 +56,48 @@ def propose(
 
     `aliases` are the keys of points that equal another one of the model, and that one's key.
     """
-    fits = {name: _fits(captures, name, own, len(ids)) for name in captures.names}
-    modules = Modules(captures.names)
+    fits = {name: _fits_of_array(captures, name, own, len(ids)) for name in captures.names}
+    modules = ModuleMap(captures.names)
     said = {
-        name: [aliases.get(key, key) for key in _named(name, modules)] for name in captures.names
+        name: [aliases.get(key, key) for key in _keys_by_name(name, modules)]
+        for name in captures.names
     }
-    names: dict[str, Mapped | None] = dict.fromkeys(captures.names)
+    names: dict[str, MappedArray | None] = dict.fromkeys(captures.names)
     taken: set[str] = set()
-    best = sorted(_best(fits, captures.names, list(own)), key=lambda row: row[0].distance)
+    best = sorted(_best_pairs(fits, captures.names, list(own)), key=lambda row: row[0].distance)
 
     def take(fit: PointFit, name: str) -> None:
-        if names[name] is None and not _again(fits[name], taken) and fit.key not in taken:
-            names[name] = _mapped(fit)
+        if names[name] is None and not _repeats_taken(fits[name], taken) and fit.key not in taken:
+            names[name] = _mapped_array(fit)
             taken.add(fit.key)
 
     for fit, name in best:
-        if fit.distance <= EQUAL and _agrees(fit, fits[name], said[name]):
+        if fit.distance <= EQUAL and _fits_its_name(fit, fits[name], said[name]):
             take(fit, name)
-    _by_pattern(names, fits, taken, captures)
-    _by_name(names, fits, taken, said)
+    _take_by_pattern(names, fits, taken, captures)
+    _take_by_name(names, fits, taken, said)
     for fit, name in best:
         if fit.distance <= ALIKE:
             take(fit, name)
     for name, row in names.items():
-        if row is not None or _again(fits[name], taken):
+        if row is not None or _repeats_taken(fits[name], taken):
             continue  # or the same values once more, as the next layer's input
         rest = [fit for fit in fits[name] if fit.key not in taken and fit.distance <= FAINT]
         rest = rest or [fit for fit in fits[name] if fit.key in said[name] and fit.key not in taken]
         if rest:
             best_fit = min(rest, key=lambda fit: fit.distance)
-            names[name] = replace(_mapped(best_fit), certainty="possible")
+            names[name] = replace(_mapped_array(best_fit), certainty="possible")
             taken.add(best_fit.key)
-    _by_sum(names, fits, taken)
+    _take_logprobs(names, fits, taken)
     reasons = {
         name: why
         for name, row in names.items()
-        if row is None and (why := part_of(captures.read(name), own, said[name], len(ids)))
+        if row is None and (why := part_text(captures.read(name), own, said[name], len(ids)))
     }
     return NameMap(names, captures.path.name, tuple(ids), dtype, reasons)
 
 
-def _named(name: str, modules: Modules) -> list[str]:
+def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
     """Return the keys that a name says: transformers' module paths, or our own key."""
     said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
     try:
@@ -107,25 +108,28 @@ def _named(name: str, modules: Modules) -> list[str]:
     return said
 
 
-def _agrees(fit: PointFit, fits: Sequence[PointFit], said: Sequence[str]) -> bool:
+def _fits_its_name(fit: PointFit, fits: Sequence[PointFit], said: Sequence[str]) -> bool:
     """Say whether a fit is what the array's name says, or far nearer than that."""
     named = [one.distance for one in fits if one.key in said]
     return fit.key in said or not named or fit.distance <= min(named) / FAR
 
 
-def _again(fits: Sequence[PointFit], taken: set[str]) -> bool:
+def _repeats_taken(fits: Sequence[PointFit], taken: set[str]) -> bool:
     """Say whether an array has the values of a point that another array has been taken for."""
     return bool(fits) and fits[0].distance <= EQUAL and fits[0].key in taken
 
 
-def _mapped(fit: PointFit) -> Mapped:
+def _mapped_array(fit: PointFit) -> MappedArray:
+    """Return a fit as an entry of the mapping."""
     sure = "certain" if fit.distance <= EQUAL else "likely"
     why = "the model's own values" if fit.distance <= EQUAL else "near the model's own values"
     why += ", as log-probabilities" if fit.normalized else ""
-    return Mapped(fit.key, fit.layout, fit.rows, sure, float(f"{fit.distance:.3g}"), why)
+    return MappedArray(fit.key, fit.layout, fit.rows, sure, float(f"{fit.distance:.3g}"), why)
 
 
-def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int) -> list[PointFit]:
+def _fits_of_array(
+    captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
+) -> list[PointFit]:
     """Return how an array fits every point of a fitting size, the best layout of each."""
     shape = captures.shapes[name]
     size = int(np.prod(shape, dtype=np.int64))
@@ -135,7 +139,9 @@ def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
     for key, mine in own.items():
         if rows is not None and POINTS[parse_key(key)[0]].rows != "scores" and len(mine) == tokens:
             mine = mine[list(rows)]
-        fitting = size in (mine.size, mine.size // max(tokens, 1)) or _is_padded(shape, key, mine)
+        fitting = size in (mine.size, mine.size // max(tokens, 1)) or _has_padded_vocabulary(
+            shape, key, mine
+        )
         if not size or not fitting:
             continue
         if values is None:
@@ -143,7 +149,7 @@ def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
             if values.dtype.kind not in "fiu":
                 return []
         best: PointFit | None = None
-        for fit in _readings(values, key, mine, tokens, name):
+        for fit in _layout_fits(values, key, mine, tokens, name):
             if best is None or fit.distance < 0.9 * best.distance:
                 best = fit
         if best is not None:
@@ -151,41 +157,42 @@ def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
     return sorted(found, key=lambda fit: fit.distance)
 
 
-def _is_padded(shape: tuple[int, ...], key: str, mine: Numbers) -> bool:
+def _has_padded_vocabulary(shape: tuple[int, ...], key: str, mine: Numbers) -> bool:
     """Say whether an array has rows of the vocabulary and more columns than it."""
     width = mine.shape[-1]
-    if not over_vocabulary(parse_key(key)[0]) or not shape or shape[-1] <= width:
+    if not has_vocabulary_axis(parse_key(key)[0]) or not shape or shape[-1] <= width:
         return False
     return int(np.prod(shape[:-1], dtype=np.int64)) in (1, len(mine))
 
 
-def _readings(
+def _layout_fits(
     values: Numbers, key: str, mine: Numbers, tokens: int, name: str
 ) -> Iterator[PointFit]:
+    """Yield the fit of each layout in which values have a point's size."""
     axis = 1 if POINTS[parse_key(key)[0]].rows == "scores" else 0
     target = PointLayout(mine.shape, tokens)
-    for chain in (PADDED,) if _is_padded(values.shape, key, mine) else CHAINS:
+    for chain in (PADDED,) if _has_padded_vocabulary(values.shape, key, mine) else CHAINS:
         try:
-            read = laid_out(values, chain, target, name)
+            read = apply_layout(values, chain, target, name)
         except AprfmtError:
             continue
         if read.size == mine.size:
-            yield _fitted(key, chain, "all", read.reshape(mine.shape), mine)
+            yield _fit_point(key, chain, "all", read.reshape(mine.shape), mine)
         elif axis == 0 and tokens > 1 and read.size == mine[-1].size:
-            yield _fitted(key, chain, "last", read.reshape(1, -1), mine[-1].reshape(1, -1))
+            yield _fit_point(key, chain, "last", read.reshape(1, -1), mine[-1].reshape(1, -1))
 
 
-def _fitted(
+def _fit_point(
     key: str, chain: tuple[str, ...], rows: Any, theirs: Numbers, mine: Numbers
 ) -> PointFit:
     """Return how values fit a point; log-probabilities are compared up to a constant a row."""
     as_logs = key == POINT and is_log_softmax(theirs) and not is_log_softmax(mine)
     if as_logs:
-        mine = moved_onto(mine, theirs)
-    return PointFit(key, chain, rows, distance(theirs, mine), as_logs)
+        mine = shift_logits_onto(mine, theirs)
+    return PointFit(key, chain, rows, finite_distance(theirs, mine), as_logs)
 
 
-def _best(
+def _best_pairs(
     fits: Mapping[str, list[PointFit]], names: Sequence[str], keys: Sequence[str]
 ) -> Iterator[tuple[PointFit, str]]:
     """Yield pairs; where several keys hold equal values, those in the order of the arrays first."""
@@ -196,7 +203,7 @@ def _best(
             yield replace(fit, distance=fit.distance + 1e-9 * order), name
 
 
-def pattern(name: str) -> tuple[str, int] | None:
+def name_pattern(name: str) -> tuple[str, int] | None:
     """Return a name with its first number left out, and the number; None without one."""
     found = _NUMBER.search(name)
     if found is None or len(found[0]) > 6:
@@ -204,8 +211,8 @@ def pattern(name: str) -> tuple[str, int] | None:
     return f"{name[: found.start()]}{{}}{name[found.end() :]}", int(found[0])
 
 
-def _by_pattern(
-    names: dict[str, Mapped | None],
+def _take_by_pattern(
+    names: dict[str, MappedArray | None],
     fits: Mapping[str, list[PointFit]],
     taken: set[str],
     captures: Captures,
@@ -213,18 +220,18 @@ def _by_pattern(
     """Give arrays of one name pattern the point that most of its arrays are, layer by layer."""
     votes: dict[str, Counter[tuple[str, int]]] = {}
     for name, row in names.items():
-        parts = pattern(name)
+        parts = name_pattern(name)
         if parts is not None and row is not None and row.certainty == "certain":
             point, layer = parse_key(row.key)
             if layer >= 0:
                 votes.setdefault(parts[0], Counter())[point, layer - parts[1]] += 1
     for name, row in names.items():
-        parts = pattern(name)
+        parts = name_pattern(name)
         if parts is None or parts[0] not in votes or (row and row.certainty == "certain"):
             continue
         (point, shift), _ = votes[parts[0]].most_common(1)[0]
         if parts[1] + shift >= 0:
-            _take(
+            _take_if_best(
                 names,
                 fits,
                 taken,
@@ -235,15 +242,15 @@ def _by_pattern(
             )
 
 
-def _by_sum(
-    names: dict[str, Mapped | None], fits: Mapping[str, list[PointFit]], taken: set[str]
+def _take_logprobs(
+    names: dict[str, MappedArray | None], fits: Mapping[str, list[PointFit]], taken: set[str]
 ) -> None:
     """Map log-probabilities, however far they are: rows that add to 1 are nothing else."""
     for name, row in names.items():
         if row is None:
             for fit in fits[name]:
                 if fit.normalized and fit.key not in taken:
-                    _take(
+                    _take_if_best(
                         names,
                         fits,
                         taken,
@@ -255,8 +262,8 @@ def _by_sum(
                     break
 
 
-def _by_name(
-    names: dict[str, Mapped | None],
+def _take_by_name(
+    names: dict[str, MappedArray | None],
     fits: Mapping[str, list[PointFit]],
     taken: set[str],
     said: Mapping[str, Sequence[str]],
@@ -266,7 +273,7 @@ def _by_name(
     They do where the point is far off and another one is far nearer.
     """
     for name, row in names.items():
-        if row is not None or _again(fits[name], taken):
+        if row is not None or _repeats_taken(fits[name], taken):
             continue
         for key in said[name]:
             fit = next((fit for fit in fits[name] if fit.key == key), None)
@@ -275,11 +282,11 @@ def _by_name(
             if fit.distance > FAINT and fits[name][0].distance * FAR < fit.distance:
                 continue
             certainty = "likely" if fit.distance <= ALIKE else "possible"
-            _take(names, fits, taken, name, key, certainty, "its name says so")
+            _take_if_best(names, fits, taken, name, key, certainty, "its name says so")
 
 
-def _take(
-    names: dict[str, Mapped | None],
+def _take_if_best(
+    names: dict[str, MappedArray | None],
     fits: Mapping[str, list[PointFit]],
     taken: set[str],
     name: str,
@@ -294,5 +301,5 @@ def _take(
         return
     if row is not None:
         taken.discard(row.key)
-    names[name] = replace(_mapped(fit), certainty=certainty, why=why)
+    names[name] = replace(_mapped_array(fit), certainty=certainty, why=why)
     taken.add(key)

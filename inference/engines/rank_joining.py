@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError
-from aprfmt.inference.engines.parts import distance
+from aprfmt.inference.engines.parts import finite_distance
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
 
 Numbers = NDArray[Any]
@@ -202,7 +202,7 @@ def _alike(
             )
         if np.array_equal(values, other, equal_nan=True):
             continue
-        apart = distance(other, values)
+        apart = finite_distance(other, values)
         if (
             apart > NEAR
             or values.dtype.kind in "iub"

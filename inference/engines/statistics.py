@@ -20,7 +20,7 @@ from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.mapped_file import MappedFile
 from aprfmt.inference.capture import key_name, parse_key
-from aprfmt.inference.engines.modules import Modules, stated_placement
+from aprfmt.inference.engines.modules import ModuleMap, stated_placement
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
@@ -30,7 +30,8 @@ COLUMNS = ("mean", "std", "min", "max", "l2")
 MAX_BYTES, MAX_ROWS = 16 << 20, 1 << 16
 
 
-def _text(path: Path) -> bytes:
+def _read_table(path: Path) -> bytes:
+    """Return the bytes of a table; FormatError where it is too large."""
     with closing(MappedFile(path)) as file:
         if file.size > MAX_BYTES:
             raise FormatError(f"{path}: {file.size} bytes; at most {MAX_BYTES} of a table are read")
@@ -42,20 +43,20 @@ def is_table(path: Path) -> bool:
     if not path.is_file() or path.suffix not in (".csv", ".json"):
         return False
     try:
-        return bool(_rows(path))
+        return bool(_table_rows(path))
     except AprfmtError:
         return False
 
 
-def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
+def _table_rows(path: Path) -> dict[str, Mapping[str, Any]]:
     """Return the columns of every name; {} if the file is not a table of statistics."""
     if path.suffix == ".json":
-        said = loads(_text(path), str(path), max_bytes=MAX_BYTES)
+        said = loads(_read_table(path), str(path), max_bytes=MAX_BYTES)
         said = said.get("statistics", said) if isinstance(said, dict) else said
         rows = said if isinstance(said, dict) else {}
         known = all(isinstance(row, dict) and set(COLUMNS) & set(row) for row in rows.values())
         return rows if known else {}
-    reader = csv.DictReader(io.StringIO(_text(path).decode("utf-8", "replace")))
+    reader = csv.DictReader(io.StringIO(_read_table(path).decode("utf-8", "replace")))
     fields = reader.fieldnames or ()
     if "name" not in fields or not set(COLUMNS) & set(fields):
         return {}
@@ -75,17 +76,17 @@ def load_table(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Trace]:
     """Open a table as a trace of statistics; FormatError for an entry that is not a number."""
-    rows = _rows(path)
+    rows = _table_rows(path)
     records: dict[str, Record] = {}
     unknown: dict[str, str] = {}
-    modules = Modules(rows, None if model is None else stated_placement(model.spec.block))
+    modules = ModuleMap(rows, None if model is None else stated_placement(model.spec.block))
     for name, row in rows.items():
-        key = _key(name, modules)
+        key = _point_key(name, modules)
         if key is None:
             unknown[name] = "not a capture point"
             continue
         point, layer = parse_key(key)
-        stats = _stats(row, f"{path}: {shorten(name, 200)!r}")
+        stats = _row_stats(row, f"{path}: {shorten(name, 200)!r}")
         records[key] = Record(point, layer, (stats.count,), None, "float32", None, "", stats)
     known = None if ids is None else [int(i) for i in ids]
     run = {
@@ -95,7 +96,8 @@ def load_table(
     yield Trace(run, records)
 
 
-def _key(name: str, modules: Modules) -> str | None:
+def _point_key(name: str, modules: ModuleMap) -> str | None:
+    """Return the key of the point that a name says, None for none."""
     try:
         point, layer = parse_key(name)
     except UsageError:
@@ -104,7 +106,8 @@ def _key(name: str, modules: Modules) -> str | None:
     return key_name(point, layer)
 
 
-def _stats(row: Mapping[str, Any], where: str) -> Stats:
+def _row_stats(row: Mapping[str, Any], where: str) -> Stats:
+    """Return the statistics of a row; FormatError for a column that is no number."""
     numbers: dict[str, float | None] = {}
     for column in COLUMNS:
         said = row.get(column)

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from aprfmt.conversion import Options
 from aprfmt.conversion import convert_model as convert
 from aprfmt.errors import ArchError, BackendUnavailableError
-from aprfmt.inference.device import Choice
+from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.collect import Collector
-from aprfmt.inference.engines.modules import ModuleReader, Modules
+from aprfmt.inference.engines.modules import ModuleMap, ModuleReader
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
@@ -50,10 +50,10 @@ _ATTENTION = ("#q_attn", "#k_attn", "#scores", "#probs")
 
 
 @contextmanager
-def run(
+def run_transformers(
     model: Model,
     ids: Sequence[int],
-    choice: Choice,
+    choice: DeviceChoice,
     *,
     wanted: Collection[str] | None = None,
     positions: Positions = "all",
@@ -66,12 +66,12 @@ def run(
     Raises BackendUnavailableError for a missing device, ArchError for a model that transformers
     does not open.
     """
-    device = _device(choice.device)
+    device = _torch_device(choice.device)
     with ExitStack() as stack:
-        folder, via = _folder(model, stack)
+        folder, via = _folder_to_load(model, stack)
         head = model.spec.block.head != "none"
         attention = _ADDED_ONCE.get(model.spec.block.score_bias, "eager")
-        network = load(folder, choice.dtype, device, head=head, attention=attention)
+        network = load_network(folder, choice.dtype, device, head=head, attention=attention)
         if threads is not None:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
@@ -86,14 +86,14 @@ def run(
             hashes=hashes,
             logits_rows=logits_rows,
         )
-        reader = _reader(network, model, collector, len(ids))
+        reader = _module_reader(network, model, collector, len(ids))
         known = reader.modules
 
         def take(key: str, values: Any) -> None:
             if reader.expects(key):
-                reader.add(key, _numbers(values))
+                reader.add(key, _to_numpy(values))
 
-        with torch.inference_mode(), hooked(network, known, take):
+        with torch.inference_mode(), hook_modules(network, known, take):
             given = torch.tensor([list(ids)], device=device)
             if head:
                 take("logits", network(given, use_cache=False).logits)
@@ -102,12 +102,12 @@ def run(
         run = {
             "ids": [int(i) for i in ids], "model": str(model.path),
             "architecture": model.spec.name, "via": via,
-            "backend": _backend(network, choice.dtype, device, attention), "derived": ["scores"],
+            "backend": _run_facts(network, choice.dtype, device, attention), "derived": ["scores"],
         }  # fmt: skip
         yield collector.trace(run)
 
 
-def _reader(network: Any, model: Model, collector: Collector, tokens: int) -> ModuleReader:
+def _module_reader(network: Any, model: Model, collector: Collector, tokens: int) -> ModuleReader:
     """Return what turns the modules' values into capture points."""
     names = [name for name, _ in network.named_modules()]
     layers = [name for name in names if name.rpartition(".")[2].isdigit()]
@@ -124,7 +124,7 @@ def _reader(network: Any, model: Model, collector: Collector, tokens: int) -> Mo
     )
 
 
-def _backend(network: Any, dtype: str, device: torch.device, attention: str) -> dict[str, Any]:
+def _run_facts(network: Any, dtype: str, device: torch.device, attention: str) -> dict[str, Any]:
     """Return what a trace says of the arithmetic that ran."""
     return {
         "backend": "transformers",
@@ -142,7 +142,8 @@ def _backend(network: Any, dtype: str, device: torch.device, attention: str) -> 
 _ROUTED = ("#experts", "#expert_w")
 
 
-def _device(text: str) -> torch.device:
+def _torch_device(text: str) -> torch.device:
+    """Return the torch device of a name; BackendUnavailableError where it is not here."""
     if text.startswith("cuda") and not torch.cuda.is_available():
         raise BackendUnavailableError(
             f"transformers on {text}: torch finds no CUDA device; use @transformers:cpu, or run "
@@ -151,7 +152,7 @@ def _device(text: str) -> torch.device:
     return torch.device(text)
 
 
-def _folder(model: Model, stack: ExitStack) -> tuple[Path, str]:
+def _folder_to_load(model: Model, stack: ExitStack) -> tuple[Path, str]:
     """Return a folder for transformers to open, and how its weights were made ("" if original)."""
     folder = model.folder
     packed = quantization_section(packing_config(model) or {}) is not None
@@ -168,7 +169,7 @@ def _folder(model: Model, stack: ExitStack) -> tuple[Path, str]:
     return target, f"{model.format} decoded to float32 and written as a folder by aprfmt"
 
 
-def load(
+def load_network(
     folder: Path, dtype: str, device: torch.device, *, head: bool = True, attention: str = "eager"
 ) -> Any:
     """Return transformers' model of a folder, in eval mode, with an implementation of attention.
@@ -198,7 +199,7 @@ def load(
     return network.to(device).eval()
 
 
-def _numbers(values: Any) -> Numbers:
+def _to_numpy(values: Any) -> Numbers:
     """Return float64 as float64, every other float as float32, integers as int64."""
     if not values.dtype.is_floating_point:
         found: Numbers = values.detach().cpu().numpy().astype(np.int64)
@@ -209,18 +210,18 @@ def _numbers(values: Any) -> Numbers:
 
 
 @contextlib.contextmanager
-def hooked(network: Any, known: Modules, take: TakeValue) -> Iterator[None]:
+def hook_modules(network: Any, known: ModuleMap, take: TakeValue) -> Iterator[None]:
     """Pass every module's result, and the inputs of layers and output projections, to `take`."""
     paths = {id(module): name for name, module in network.named_modules()}
     handles = []
     for name, module in network.named_modules():
         if known.read(name) or known.read(f"{name}#in"):
-            hook = _hook(name, known, take)
+            hook = _make_hook(name, known, take)
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
     code = sys.modules[type(network).__module__]
     original = getattr(code, "eager_attention_forward", None)
     if original is not None:
-        setattr(code, "eager_attention_forward", _watched(original, paths, take))  # noqa: B010
+        setattr(code, "eager_attention_forward", _wrap_attention(original, paths, take))  # noqa: B010
     try:
         yield
     finally:
@@ -230,7 +231,9 @@ def hooked(network: Any, known: Modules, take: TakeValue) -> Iterator[None]:
             handle.remove()
 
 
-def _hook(name: str, known: Modules, take: TakeValue) -> Callable[..., None]:
+def _make_hook(name: str, known: ModuleMap, take: TakeValue) -> Callable[..., None]:
+    """Return a hook that passes a module's result to `take`."""
+
     def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
         before = args[0] if args else kwargs.get("hidden_states")
         if before is not None and known.read(f"{name}#in"):
@@ -238,16 +241,16 @@ def _hook(name: str, known: Modules, take: TakeValue) -> Callable[..., None]:
         first = result[0] if isinstance(result, tuple) else result
         points = [reading.point.name for reading in known.read(name)]
         if "router" in points and isinstance(result, tuple) and len(result) == 3:
-            _routed(name, result, take)
+            _take_routing(name, result, take)
         if "router" in points and isinstance(result, tuple) and len(result) == 2:
-            first = _chosen(name, result, take)
+            first = _take_choice(name, result, take)
         if isinstance(first, torch.Tensor):
             take(name, first)
 
     return hook
 
 
-def _routed(name: str, result: Any, take: TakeValue) -> None:
+def _take_routing(name: str, result: Any, take: TakeValue) -> None:
     """Pass the chosen experts and their weights to `take`, largest weight first."""
     layer = _INSIDE.sub("", name)
     weights, experts = result[1], result[2]
@@ -258,7 +261,7 @@ def _routed(name: str, result: Any, take: TakeValue) -> None:
     take(f"{layer}#experts", experts.gather(-1, order))
 
 
-def _chosen(name: str, result: Any, take: TakeValue) -> Any:
+def _take_choice(name: str, result: Any, take: TakeValue) -> Any:
     """Return a router's logits; pass the experts whose weight is not zero to `take`."""
     weights, logits = result
     if weights.shape != logits.shape:
@@ -271,7 +274,7 @@ def _chosen(name: str, result: Any, take: TakeValue) -> Any:
     return logits
 
 
-def _watched(
+def _wrap_attention(
     original: Callable[..., Any], paths: dict[int, str], take: TakeValue
 ) -> Callable[..., Any]:
     """Wrap eager attention to record rotated q and k, the softmax's input, and probabilities."""

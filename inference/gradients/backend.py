@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from aprfmt.inference.backends.base import Array, Numbers
-from aprfmt.inference.backends.hosted import ExpertRows, grouped
+from aprfmt.inference.backends.hosted import ExpertRows, group_by_expert
 from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.backends.torch_maths import TORCH
 from aprfmt.inference.weights import Weight
@@ -100,7 +100,7 @@ class GradientBackend(TorchBackend):
         if self._device.type == "meta":
             tokens, used = experts.shape  # all experts alike: their choice is not known
             experts = np.arange(tokens * used).reshape(tokens, used) % max(used, 1)
-        order, chosen, counts = grouped(experts)
+        order, chosen, counts = group_by_expert(experts)
         rows = self._index(order // experts.shape[1])
         factors = weights.reshape(-1)[self._index(order)]
         parts = (each.split(counts.tolist()) for each in (rows, factors))

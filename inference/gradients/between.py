@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import Batch
-from aprfmt.inference.capture import instances
+from aprfmt.inference.capture import point_instances
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
 from aprfmt.inference.gradients.of_batch import BatchGradients, batch_gradients
@@ -137,7 +137,7 @@ def gradients_between(
         alone = sum(other.dtype == run.dtype for other in runs) == 1
         if alone and run.dtype != "float64" and run.device != "cpu":
             references[run.dtype] = computed(GradientRun("cpu", run.dtype))
-    order = [key for key in instances(model.spec.block, model.hyper, model.roles)][::-1]
+    order = [key for key in point_instances(model.spec.block, model.hyper, model.roles)][::-1]
     keys = [(key, False) for key in order if key in exact.points]
     keys += [(key, True) for key in _backward(exact.keys)]
     floors = {parameter: _floor(exact, parameter) for parameter in (False, True)}

@@ -28,7 +28,7 @@ from aprfmt.inference.loss import log_probabilities
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights, model_weights
 from aprfmt.model import Model
-from aprfmt.model.completeness import refuse_to_predict, refuse_to_run
+from aprfmt.model.completeness import check_predicts, check_runnable
 
 Array = NDArray[Any]
 Wrong = Literal["", "zero", "sign", "factor", "transposed", "parts", "other"]
@@ -51,8 +51,8 @@ class BatchLoss:
     """
 
     def __init__(self, model: Model, batch: Batch, reduction: Reduction = "tokens") -> None:
-        refuse_to_run(model.resolution, model.path)
-        refuse_to_predict(model.spec, str(model.path))
+        check_runnable(model.resolution, model.path)
+        check_predicts(model.spec, str(model.path))
         self._model = model
         self._backend = BACKENDS["numpy"]("cpu", "float64")
         self._forward = load_forward(model.spec)

@@ -23,7 +23,7 @@ from aprfmt.inference.gradients.placed_pairs import place_pairs
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights, model_weights
 from aprfmt.model import Model
-from aprfmt.model.completeness import refuse_to_predict, refuse_to_run
+from aprfmt.model.completeness import check_predicts, check_runnable
 from aprfmt.tensors.view import View
 
 Array = NDArray[Any]
@@ -282,8 +282,8 @@ def batch_gradients(
 
     Raises UsageError for a batch without labels, and ArchError for a model that cannot be run.
     """
-    refuse_to_run(model.resolution, model.path)
-    refuse_to_predict(model.spec, str(model.path))
+    check_runnable(model.resolution, model.path)
+    check_predicts(model.spec, str(model.path))
     parts = documents(batch, reduction)
     backend = GradientBackend(device, dtype) if backend is None else backend
     made, leaves, factors = prepare(model, backend, trained, pairs)

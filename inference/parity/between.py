@@ -12,37 +12,41 @@ from numpy.typing import NDArray
 from aprfmt.base.outcome import Report
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
-from aprfmt.inference.device import Choice
-from aprfmt.inference.engines.collect import weights_of
+from aprfmt.inference.device import DeviceChoice
+from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.parity.cells import ExpertFlip, Losses, Parity, RunDistance, RunFacts, RunPair
-from aprfmt.inference.parity.operations import MAX_OPERATIONS, judge_operations, take_apart
+from aprfmt.inference.parity.operations import (
+    MAX_OPERATIONS,
+    judge_operations,
+    run_single_operations,
+)
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
     compare_logits,
-    loss,
-    outcomes,
-    own_loss,
+    make_outcomes,
+    mean_label_loss,
+    measure_own_loss,
 )
-from aprfmt.inference.parity.outer import gates
+from aprfmt.inference.parity.outer import outer_gates
 from aprfmt.inference.parity.request import ParityRequest
-from aprfmt.inference.parity.verdict import finite_checks, fused_check, points_check, verdict_of
+from aprfmt.inference.parity.verdict import check_finite, check_fused, check_points, judge_pair
 from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.running import opened
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.distances import rel_l2
-from aprfmt.measure.tolerances import Measured
+from aprfmt.measure.tolerances import CalibratedBound
 from aprfmt.measure.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.model import Model
 from aprfmt.model.ledger import OF_A_PASS, ledger
 
 Numbers = NDArray[Any]
 PLAIN_ROWS = 64
-ARBITER = Choice("arbiter", "numpy", "cpu", "float64", "float64 arbiter")
+ARBITER = DeviceChoice("arbiter", "numpy", "cpu", "float64", "float64 arbiter")
 
 
 @np.errstate(all="ignore")  # what is not finite is named with its place, not warned of
-def parity(
-    model: Model, choices: Sequence[Choice], request: ParityRequest, base: Model | None = None
+def compare_choices(
+    model: Model, choices: Sequence[DeviceChoice], request: ParityRequest, base: Model | None = None
 ) -> Parity:
     """Run `model` once for each choice and compare the others with the first.
 
@@ -56,25 +60,28 @@ def parity(
         ran = [stack.enter_context(run_once(model, choice, request)) for choice in choices]
         traces = [each.trace for each in ran]
         runs = [
-            _facts(choice, trace, request) for choice, trace in zip(choices, traces, strict=True)
+            _run_facts(choice, trace, request)
+            for choice, trace in zip(choices, traces, strict=True)
         ]
-        pairs = [_pair(model, choices, ran, index, request) for index in range(1, len(choices))]
+        pairs = [
+            _compare_pair(model, choices, ran, index, request) for index in range(1, len(choices))
+        ]
         noise = None
         if request.through is not None:
             plain = stack.enter_context(run_once(model, choices[0], replace(request, through=None)))
-            noise = distance(
+            noise = measure_run_distance(
                 0, f"the weights before {request.through}", traces[0], plain.trace, request
             )
         elif base is not None:
             plain = stack.enter_context(run_once(base, choices[0], request))
-            noise = distance(
+            noise = measure_run_distance(
                 0, f"{base.path}, before quantization", traces[0], plain.trace, request
             )
         arbiter: list[RunDistance] = []
         if request.arbiter:
             exact = stack.enter_context(run_once(model, ARBITER, request))
             arbiter = [
-                distance(i, "numpy:cpu:float64", trace, exact.trace, request)
+                measure_run_distance(i, "numpy:cpu:float64", trace, exact.trace, request)
                 for i, trace in enumerate(traces)
             ]
         encodings = Counter(tensor.encoding for tensor in model.roles.values())
@@ -84,7 +91,7 @@ def parity(
             model.format,
             request.ids,
             request.text,
-            weights_of(model),
+            weights_class_of(model),
             dict(encodings),
             request.through,
             tuple(runs),
@@ -98,7 +105,7 @@ def parity(
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunResult:
     """A run's trace, and the logits of its last PLAIN_ROWS rows without a recorder.
 
     A trace takes every operation step by step; what users run is the fused form. `plain` is None
@@ -115,16 +122,17 @@ def plain_rows(tokens: int) -> range:
 
 
 @contextmanager
-def run_once(model: Model, choice: Choice, request: ParityRequest) -> Iterator[Ran]:
+def run_once(model: Model, choice: DeviceChoice, request: ParityRequest) -> Iterator[RunResult]:
     """Run one choice on the request's ids; yields its trace. Logits are of every row."""
     asked = request.on(choice)
     with opened(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
         rows = list(plain_rows(len(request.ids)))
         plain = None if run.own is None else run.own.prefill(request.ids, rows)
-        yield Ran(trace, plain)
+        yield RunResult(trace, plain)
 
 
-def _facts(choice: Choice, trace: Trace, request: ParityRequest) -> RunFacts:
+def _run_facts(choice: DeviceChoice, trace: Trace, request: ParityRequest) -> RunFacts:
+    """Return what a report says of a run."""
     backend: Any = trace.run.get("backend")
     unknown: Any = trace.run.get("unknown")
     via: Any = trace.run.get("via")
@@ -141,8 +149,12 @@ def _facts(choice: Choice, trace: Trace, request: ParityRequest) -> RunFacts:
     )
 
 
-def _pair(
-    model: Model, choices: Sequence[Choice], ran: Sequence[Ran], index: int, request: ParityRequest
+def _compare_pair(
+    model: Model,
+    choices: Sequence[DeviceChoice],
+    ran: Sequence[RunResult],
+    index: int,
+    request: ParityRequest,
 ) -> RunPair:
     """Compare one run with the first."""
     a, b = ran[0].trace, ran[index].trace
@@ -151,37 +163,39 @@ def _pair(
     diff, before = compare_runs(b, a, flips, request.calibrated, moe, request.by_position)
     x, y = a.values("logits"), b.values("logits")
     point = next((p for p in diff.points if p.key == "logits"), None)
-    amplified = _amplified(model, choices[0], a, b, diff, request)
+    amplified = _judge_amplified(model, choices[0], a, b, diff, request)
     if amplified is not None and point is not None and point.rel_l2 is not None:
         point = replace(point, tolerance=max(point.tolerance, point.rel_l2), beyond=False)
     within = point is not None and not point.beyond and not point.why
     logits, judged, losses = None, None, Losses(None, None, None, "no logits on both sides")
     if x is not None and y is not None and x.shape == y.shape and point is not None:
         logits = compare_logits(x, y, request.ids, within)
-        judged = outcomes(x, y, request.ids, point, before.get("logits"))
+        judged = make_outcomes(x, y, request.ids, point, before.get("logits"))
         backend = None if choices[index].is_engine else choices[index].open()
-        found = own_loss(backend, y, request.ids)
+        found = measure_own_loss(backend, y, request.ids)
         losses = Losses(logits.ce_a, logits.ce_b, found.nats, found.why, found.off, found.bound)
     most = MAX_OPERATIONS if amplified is None else 1
-    operations, cell = take_apart(model, choices[0], choices[index], a, b, diff, request, most)
-    checks = [points_check(diff, amplified, str(choices[index]))]
+    operations, cell = run_single_operations(
+        model, choices[0], choices[index], a, b, diff, request, most
+    )
+    checks = [check_points(diff, amplified, str(choices[index]))]
     if x is not None and point is not None and not flips:
         for each in (0, index) if index == 1 else (index,):
-            checks += fused_check(
+            checks += check_fused(
                 ran[each].plain, x, point, amplified is not None, str(choices[each])
             )
-    checks += gates(
+    checks += outer_gates(
         judged,
         losses,
         flips,
-        quantized=request.through is not None or weights_of(model) == "quantized",
+        quantized=request.through is not None or weights_class_of(model) == "quantized",
         text=request.text is not None,
         vocab=int(model.hyper["vocab_size"]),
         where=str(choices[index]),
     )
-    checks += finite_checks(((a, choices[0]), (b, choices[index])))
+    checks += check_finite(((a, choices[0]), (b, choices[index])))
     report = Report(f"{choices[index]} against {choices[0]}", tuple(checks))
-    verdict, cause = verdict_of(diff, report, operations, amplified, bool(flips), before)
+    verdict, cause = judge_pair(diff, report, operations, amplified, bool(flips), before)
     recorded = b.values(cell.key) if cell is not None and choices[index].is_engine else None
     if recorded is not None and cell is not None and cell.rows:
         recorded = recorded[..., list(cell.rows)]
@@ -202,8 +216,8 @@ def _pair(
     )
 
 
-def _amplified(
-    model: Model, first: Choice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
+def _judge_amplified(
+    model: Model, first: DeviceChoice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
 ) -> OperationResiduals | None:
     """Judge the operations where a point is beyond; None unless all are right, or NaN is there."""
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
@@ -218,7 +232,7 @@ def compare_runs(
     a: Trace,
     b: Trace,
     flips: Sequence[ExpertFlip],
-    calibrated: Sequence[Measured],
+    calibrated: Sequence[CalibratedBound],
     moe: bool,
     positions: bool = False,
 ) -> tuple[TraceDiff, dict[str, int]]:
@@ -234,13 +248,13 @@ def compare_runs(
         layer = parse_key(flip.key)[1]
         if flip.explained:
             limits[layer] = min(limits.get(layer, flip.position), flip.position)
-    limited = {key: _limit(key, limits) for key in common_keys(a, b)}
+    limited = {key: _comparable_rows(key, limits) for key in common_keys(a, b)}
     before = {key: limit for key, limit in limited.items() if limit is not None}
     found = compare_traces(a, b, moe=moe, calibrated=calibrated, before=before, positions=positions)
     return found, before
 
 
-def _limit(key: str, limits: Mapping[int, int]) -> int | None:
+def _comparable_rows(key: str, limits: Mapping[int, int]) -> int | None:
     """Return the position that comparable rows of a key end before, None for all rows."""
     name = key.rpartition(".")[2]
     if not limits or name.startswith("embd"):
@@ -258,7 +272,9 @@ def _limit(key: str, limits: Mapping[int, int]) -> int | None:
     return min(behind, default=None)
 
 
-def distance(of: int, what: str, run: Trace, exact: Trace, request: ParityRequest) -> RunDistance:
+def measure_run_distance(
+    of: int, what: str, run: Trace, exact: Trace, request: ParityRequest
+) -> RunDistance:
     """Return how far a run is from another by point, and by how much its loss differs."""
     found: dict[str, float] = {}
     for key in common_keys(run, exact):
@@ -268,6 +284,6 @@ def distance(of: int, what: str, run: Trace, exact: Trace, request: ParityReques
     x, y = run.values("logits"), exact.values("logits")
     ce = None
     if x is not None and y is not None:
-        mine, other = loss(x, request.ids), loss(y, request.ids)
+        mine, other = mean_label_loss(x, request.ids), mean_label_loss(y, request.ids)
         ce = None if mine is None or other is None else mine - other
     return RunDistance(of, what, found, ce)

@@ -2,7 +2,8 @@
 
 The file is safetensors: tensors `input/KEY`, `weight/ROLE` (stored bytes as U8 where the encoding
 keeps whole rows, else F32), `expected` (the reference's result) and `found` (the other run's).
-Header key `aprfmt.bundle` holds one JSON object, schema 1. `replay` runs it without the model.
+Header key `aprfmt.bundle` holds one JSON object, schema 1. `replay_bundle` runs it without
+the model.
 """
 
 import math
@@ -32,13 +33,13 @@ from aprfmt.errors import (
 from aprfmt.formats import FORMATS, open_sink, open_source
 from aprfmt.formats.bounded_json import dumps, loads
 from aprfmt.inference.backends.base import Backend
-from aprfmt.inference.device import Choice, parse_run
-from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, Cell
+from aprfmt.inference.device import DeviceChoice, parse_run
+from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, OperationCell
 from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.rows import ArrayRows, RowSource
 from aprfmt.inference.trace_file import windows
 from aprfmt.measure.distances import rel_l2
-from aprfmt.measure.nonfinite import alike
+from aprfmt.measure.nonfinite import equal_or_both_nan
 
 Numbers = NDArray[Any]
 HEADER = "aprfmt.bundle"
@@ -51,14 +52,14 @@ _NAMES: Mapping[str, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Bundle:
+class ReproductionBundle:
     """A cell with the two results it is about, and how it came to be.
 
     `runs` are the reference and the other as `torch:cpu:float32`; `found` is None where the other
     run was an engine that computes no single operation (`shadow` then has its recorded value).
     """
 
-    cell: Cell
+    cell: OperationCell
     expected: Numbers
     found: Numbers
     runs: tuple[str, str]
@@ -69,7 +70,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """What a replay found: residuals are relative L2 distances.
 
     `reference` is the reference's result now against the recorded one, `other` the other run's now
@@ -111,7 +112,7 @@ class Replayed:
         }
 
 
-def versions() -> dict[str, str]:
+def used_versions() -> dict[str, str]:
     """Return the versions a result depends on, of what is loaded."""
     found = {"aprfmt": __version__, "python": platform.python_version(),
              "machine": platform.machine()}  # fmt: skip
@@ -122,22 +123,29 @@ def versions() -> dict[str, str]:
     return found
 
 
-def save_bundle(path: Path, bundle: Bundle, command: Sequence[str], *, force: bool = False) -> None:
+def save_bundle(
+    path: Path, bundle: ReproductionBundle, command: Sequence[str], *, force: bool = False
+) -> None:
     """Write a reproduction, atomically; OutputError where `path` cannot be written."""
     cell = bundle.cell
-    tensors: dict[str, Numbers] = {f"input/{key}": _kept(x) for key, x in cell.inputs.items()}
+    tensors: dict[str, Numbers] = {
+        f"input/{key}": _to_bundle_dtype(x) for key, x in cell.inputs.items()
+    }
     stored: dict[str, dict[str, Any]] = {}
     for role, rows in cell.weights.items():
-        tensors[f"weight/{role}"], encoding = _weight(rows)
+        tensors[f"weight/{role}"], encoding = _weight_to_store(rows)
         stored[role] = {"encoding": encoding, "shape": list(rows.shape)}
-    tensors |= {"expected": _kept(bundle.expected), "found": _kept(bundle.found)}
+    tensors |= {
+        "expected": _to_bundle_dtype(bundle.expected),
+        "found": _to_bundle_dtype(bundle.found),
+    }
     header = {
         "schema": SCHEMA,
         "key": cell.key,
         "point": cell.point,
         "layer": cell.layer,
         "architecture": cell.architecture,
-        "hyper": {name: _plain(value) for name, value in cell.hyper.items()},
+        "hyper": {name: _tuples_to_lists(value) for name, value in cell.hyper.items()},
         "ids": list(cell.ids),
         "vocab_rows": list(cell.rows),
         "roles": {role: list(shape) for role, shape in cell.shapes.items()},
@@ -148,7 +156,7 @@ def save_bundle(path: Path, bundle: Bundle, command: Sequence[str], *, force: bo
         "bound": bundle.bound,
         "shadow": bundle.shadow,
         "command": list(command),
-        "versions": versions(),
+        "versions": used_versions(),
         "facts": dict(bundle.facts),
     }
     infos = [
@@ -164,31 +172,33 @@ def save_bundle(path: Path, bundle: Bundle, command: Sequence[str], *, force: bo
             sink.write(info.name, windows(tensors[info.name]))
 
 
-def _kept(x: Numbers) -> Numbers:
+def _to_bundle_dtype(x: Numbers) -> Numbers:
+    """Return values in a dtype that a bundle holds."""
     if x.dtype.name in _NAMES:
         return x
     return x.astype(np.int64 if x.dtype.kind in "iub" else np.float32)
 
 
-def _weight(rows: RowSource) -> tuple[Numbers, str]:
+def _weight_to_store(rows: RowSource) -> tuple[Numbers, str]:
     """Return a weight's stored bytes and encoding, or its numbers where bytes are not enough."""
     if isinstance(rows, BundledRows):
         return np.frombuffer(rows.stored, np.uint8), rows.encoding
-    values = _kept(np.ascontiguousarray(rows.numpy()))
+    values = _to_bundle_dtype(np.ascontiguousarray(rows.numpy()))
     return values, _NAMES[values.dtype.name]
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _tuples_to_lists(value: Any) -> Any:
+    """Return a value with its tuples as lists, as JSON has them."""
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def load_bundle(path: Path) -> Bundle:
+def load_bundle(path: Path) -> ReproductionBundle:
     """Read a reproduction; FormatError for a file that is not one, or does not fit together."""
     with open_source(path) as source:
         return parse_bundle(source, path)
 
 
-def parse_bundle(source: Source, path: Path) -> Bundle:
+def parse_bundle(source: Source, path: Path) -> ReproductionBundle:
     """Return the reproduction in an open file; `path` begins the messages. FormatError."""
     text = source.metadata.get(HEADER)
     if not isinstance(text, str):
@@ -197,7 +207,7 @@ def parse_bundle(source: Source, path: Path) -> Bundle:
         )
     header = loads(text, f"{path}: {HEADER}", max_bytes=MAX_HEADER)
     try:
-        return _bundle(header, source, path)
+        return _make_bundle(header, source, path)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, AprfmtError):
             raise
@@ -206,7 +216,7 @@ def parse_bundle(source: Source, path: Path) -> Bundle:
         ) from error
 
 
-def _hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
+def _read_hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
     """Return the hyperparameters, each of its kind; what tables and loops are made of is bounded.
 
     Raises FormatError.
@@ -233,7 +243,7 @@ def _hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict[str,
     return kept
 
 
-def run_cell(bundle: Bundle, backend: Backend, path: Path) -> Numbers:
+def run_cell(bundle: ReproductionBundle, backend: Backend, path: Path) -> Numbers:
     """Run a reproduction's operation; FormatError where what the file holds does not fit."""
     try:
         return bundle.cell.run(backend)
@@ -255,7 +265,8 @@ def run_cell(bundle: Bundle, backend: Backend, path: Path) -> Numbers:
         ) from error
 
 
-def _bundle(header: Any, source: Source, path: Path) -> Bundle:
+def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
+    """Return the reproduction of a header and its arrays."""
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         found = header.get("schema") if isinstance(header, dict) else type(header).__name__
         raise FormatError(f"{path}: {HEADER}: schema {found!r}; expected {SCHEMA}")
@@ -283,9 +294,9 @@ def _bundle(header: Any, source: Source, path: Path) -> Bundle:
             raise FormatError(f"{path}: {name} has shape {list(weights[role].shape)}, not {shape}")
     architecture = str(header["architecture"])
     shapes = {role: tuple(int(s) for s in shape) for role, shape in header["roles"].items()}
-    cell = Cell(
+    cell = OperationCell(
         architecture,
-        _hyper(header["hyper"], architecture, f"{path}: {HEADER}"),
+        _read_hyper(header["hyper"], architecture, f"{path}: {HEADER}"),
         str(header["key"]),
         str(header["point"]),
         int(header["layer"]),
@@ -297,7 +308,7 @@ def _bundle(header: Any, source: Source, path: Path) -> Bundle:
     )
     first, second = (str(run) for run in header["runs"])
     facts = {"command": header["command"], "versions": header["versions"], **header["facts"]}
-    return Bundle(
+    return ReproductionBundle(
         cell,
         array("expected"),
         array("found"),
@@ -309,7 +320,7 @@ def _bundle(header: Any, source: Source, path: Path) -> Bundle:
     )
 
 
-def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
+def replay_bundle(path: Path, between: Sequence[str] = ()) -> ReplayResult:
     """Run a reproduction again, on its own runs or on `between`, without the model.
 
     Raises BackendUnavailableError for a run that is not possible here.
@@ -318,7 +329,7 @@ def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
     if len(between) not in (0, 2):
         raise UsageError(f"{path}: is of two runs, found {len(between)} to replay it on")
     names = tuple(between) or bundle.runs
-    choices: list[Choice] = [parse_run(name) for name in names]
+    choices: list[DeviceChoice] = [parse_run(name) for name in names]
     expected = run_cell(bundle, choices[0].open(), path)
     engine = choices[1].is_engine
     if engine and not bundle.shadow:
@@ -328,11 +339,11 @@ def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
     found = bundle.found if engine else run_cell(bundle, choices[1].open(), path)
     x, y = (np.asarray(value, np.float64).reshape(-1) for value in (found, expected))
     with np.errstate(invalid="ignore"):
-        delta = np.where(alike(x, y), 0.0, np.abs(x - y))
+        delta = np.where(equal_or_both_nan(x, y), 0.0, np.abs(x - y))
     delta[np.isnan(delta)] = np.inf  # one side alone is no number
     at = int(np.argmax(delta)) if delta.size else 0
     place = tuple(int(i) for i in np.unravel_index(at, expected.shape)) if delta.size else ()
-    return Replayed(
+    return ReplayResult(
         bundle.cell.key,
         (str(choices[0]), str(choices[1])),
         rel_l2(expected, bundle.expected),
@@ -347,7 +358,7 @@ def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
     )
 
 
-def bundle_of(found: Parity, runs: Sequence[str]) -> Bundle | None:
+def bundle_of(found: Parity, runs: Sequence[str]) -> ReproductionBundle | None:
     """Return the reproduction of the first pair with an operation taken apart, wrong ones first.
 
     Where no operation is wrong by itself the first point beyond tolerance is taken: a replay then
@@ -376,7 +387,7 @@ def bundle_of(found: Parity, runs: Sequence[str]) -> Bundle | None:
             "through": found.through,
             "backends": [dict(found.runs[pair.a].backend), dict(found.runs[pair.b].backend)],
         }
-        return Bundle(
+        return ReproductionBundle(
             cell,
             expected,
             other,

@@ -18,12 +18,12 @@ import numpy as np
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.bounded_json import loads
-from aprfmt.inference.device import Choice
+from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.parity.between import compare_runs, run_once
 from aprfmt.inference.parity.outcomes import compare_experts
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.measure import tolerances
-from aprfmt.measure.trace_view import arithmetic, backend_name, weights_between
+from aprfmt.measure.trace_view import backend_name, finer_weights_class, run_arithmetic
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import read_text
 
@@ -37,7 +37,7 @@ MAX_FILE = 16 << 20
 class Calibration:
     """thresholds.Measured rows, and points that no calibration may excuse."""
 
-    rows: tuple[tolerances.Measured, ...]
+    rows: tuple[tolerances.CalibratedBound, ...]
     beyond: tuple[str, ...]
     repeats: int
 
@@ -55,8 +55,8 @@ class Calibration:
 
 
 @np.errstate(all="ignore")
-def calibrate(
-    model: Model, choices: Sequence[Choice], request: ParityRequest, repeats: int
+def calibrate_tolerances(
+    model: Model, choices: Sequence[DeviceChoice], request: ParityRequest, repeats: int
 ) -> Calibration:
     """Measure every pair with the first run `repeats` times; UsageError for fewer than two."""
     if repeats < 2:
@@ -74,7 +74,7 @@ def calibrate(
                 with run_once(model, choice, turned) as second:
                     b = second.trace
                     diff, _ = compare_runs(b, a, compare_experts(a, b), (), moe)
-                    pair = tolerances.pair_of(backend_name(a), backend_name(b))
+                    pair = tolerances.ordered_backends(backend_name(a), backend_name(b))
                     for point in diff.points:
                         record, other = a.find(point.key), b.find(point.key)
                         assert record is not None and other is not None  # points of both
@@ -82,22 +82,22 @@ def calibrate(
                             continue
                         if point.beyond:
                             beyond.append(f"{choice}: {point.key}: {point.rel_l2:.3g}")
-                        dtypes = (arithmetic(a, record.dtype), arithmetic(b, other.dtype))
+                        dtypes = (run_arithmetic(a, record.dtype), run_arithmetic(b, other.dtype))
                         coarser = max(dtypes, key=lambda dtype: tolerances.BASE[dtype].rel_l2)
                         measured = (point.rel_l2, point.max_over_rms or 0.0)
-                        key = (pair, weights_between(a, b), record.point, coarser)
+                        key = (pair, finer_weights_class(a, b), record.point, coarser)
                         seen.setdefault(key, []).append(measured)
     if not seen:
         raise UsageError("no point was compared; the runs have none in common")
     rows = [
-        _row(pair, weights, point, dtype, found, repeats, str(model.path), moe)
+        _calibrated_row(pair, weights, point, dtype, found, repeats, str(model.path), moe)
         for (pair, weights, point, dtype), found in seen.items()
         if point not in tolerances.DISCRETE
     ]
     return Calibration(tuple(rows), tuple(dict.fromkeys(beyond)), repeats)
 
 
-def _row(
+def _calibrated_row(
     pair: tuple[str, str],
     weights: str,
     point: str,
@@ -106,23 +106,24 @@ def _row(
     repeats: int,
     model: str,
     moe: bool,
-) -> tolerances.Measured:
+) -> tolerances.CalibratedBound:
+    """Return the bound of one point from its measured distances."""
     largest = max(rel for rel, _ in found)
     widest = max(ratio for _, ratio in found)
     table = tolerances.threshold(point, pair, (dtype, dtype), weights, moe=moe)
-    bound = min(max(SAFETY * largest, _floor(dtype)), table.rel_l2)
-    wide = min(max(SAFETY * widest, _floor(dtype)), table.max_over_rms)
+    bound = min(max(SAFETY * largest, _least_bound(dtype)), table.rel_l2)
+    wide = min(max(SAFETY * widest, _least_bound(dtype)), table.max_over_rms)
     middle = median(rel for rel, _ in found)
     evidence = (
         f"{SAFETY:g} times the largest of {len(found)} comparisons in {repeats} sequences of "
         f"{model}: largest {largest:.3g}, median {middle:.3g}"
     )
-    return tolerances.Measured(
+    return tolerances.CalibratedBound(
         pair, weights, point, dtype, bound, wide, largest, len(found), evidence
     )
 
 
-def _floor(dtype: str) -> float:
+def _least_bound(dtype: str) -> float:
     """Return half a unit in the last place: runs that were equal by chance get no bound of 0."""
     return tolerances.ROUNDOFF[dtype]
 
@@ -134,23 +135,24 @@ def save_calibration(path: Path, calibration: Calibration, *, force: bool = Fals
         files.create(path).write(text.encode())
 
 
-def load_calibration(path: Path) -> tuple[tolerances.Measured, ...]:
+def load_calibration(path: Path) -> tuple[tolerances.CalibratedBound, ...]:
     """Read what `save_calibration` wrote; FormatError for another file."""
     found: Any = loads(read_text(path, MAX_FILE).encode(), str(path), max_bytes=MAX_FILE)
     return parse_calibration(found, path)
 
 
-def parse_calibration(found: Any, path: Path) -> tuple[tolerances.Measured, ...]:
+def parse_calibration(found: Any, path: Path) -> tuple[tolerances.CalibratedBound, ...]:
     """Return the rows in a calibration's JSON value; `path` begins the messages. FormatError."""
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no file of parity --calibrate; expected schema {SCHEMA}")
     rows = found.get("rows")
     if not isinstance(rows, list):
         raise FormatError(f"{path}: rows are missing")
-    return tuple(_measured(row, f"{path}: row {index}") for index, row in enumerate(rows))
+    return tuple(_parse_row(row, f"{path}: row {index}") for index, row in enumerate(rows))
 
 
-def _measured(row: Any, where: str) -> tolerances.Measured:
+def _parse_row(row: Any, where: str) -> tolerances.CalibratedBound:
+    """Return a row of a calibration file; FormatError says which entry is wrong."""
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is no object")
     values = dict(row)
@@ -178,7 +180,7 @@ def _measured(row: Any, where: str) -> tolerances.Measured:
             f"{where}: rel_l2 {values['rel_l2']} is above the table's {table.rel_l2}; a "
             "calibration only narrows"
         )
-    return tolerances.Measured(
+    return tolerances.CalibratedBound(
         (pair[0], pair[1]), values["weights"], values["point"], values["dtype"],
         float(values["rel_l2"]), float(values["max_over_rms"]), float(values["largest"]),
         values["runs"], values["evidence"],

@@ -21,7 +21,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.codecs import decode
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend
-from aprfmt.inference.capture import WHOLE, instances, key_name, parse_key
+from aprfmt.inference.capture import WHOLE, key_name, parse_key, point_instances
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import value_at
 from aprfmt.inference.rows import ArrayRows, RowSource, StoredRows
@@ -68,7 +68,7 @@ class ZeroRows(ArrayRows):
 
 
 @dataclass(frozen=True)
-class Cell:
+class OperationCell:
     """`key` is the wanted point as it was called in the model, `point` and `layer` in the cell.
 
     `inputs` are values by the cell's keys (`L0.attn_norm`, the stream as `embd`), `weights` by
@@ -102,7 +102,7 @@ class Cell:
         return found
 
 
-def cut_out(
+def cut_cell(
     model: Model,
     key: str,
     ids: Sequence[int],
@@ -110,7 +110,7 @@ def cut_out(
     reference: Backend,
     columns: Sequence[int] = (),
     weights: Weights | None = None,
-) -> Cell:
+) -> OperationCell:
     """Return the smallest cell that gives the point `key` from recorded values.
 
     `values` gives the reference run's value of a key, None where it was not recorded; `columns`
@@ -119,26 +119,26 @@ def cut_out(
     recorded.
     """
     name, layer = parse_key(key)
-    known = instances(model.spec.block, model.hyper, model.roles)
+    known = point_instances(model.spec.block, model.hyper, model.roles)
     whole = name in BEHIND
-    hyper = _hyper(model, None if layer == WHOLE else layer)
-    held = _roles(model, layer)
-    cell = Cell(
+    hyper = _cell_hyper(model, None if layer == WHOLE else layer)
+    held = _cell_roles(model, layer)
+    cell = OperationCell(
         model.spec.name, hyper, key, name, WHOLE if layer == WHOLE else 0,
         tuple(int(i) for i in ids), {},
-        {cell_key: _rows(model, own, weights) for cell_key, own in held.items()},
+        {cell_key: _weight_rows(model, own, weights) for cell_key, own in held.items()},
         {cell_key: model.roles[own].shape for cell_key, own in held.items()},
     )  # fmt: skip
     if not name.startswith("embd"):
-        cell = replace(cell, inputs=_inputs(model, key, layer, known, values))
+        cell = replace(cell, inputs=_recorded_inputs(model, key, layer, known, values))
     if whole and name.startswith("logits"):
-        cell = _few_rows(cell, columns)
+        cell = _keep_columns(cell, columns)
     elif name == "embd" or not cell.inputs:
-        cell = _own_rows(cell)
-    return _owned(_smallest(cell, reference))
+        cell = _keep_looked_up_rows(cell)
+    return _copy_weights(_leave_out_unused(cell, reference))
 
 
-def _hyper(model: Model, layer: int | None) -> dict[str, Any]:
+def _cell_hyper(model: Model, layer: int | None) -> dict[str, Any]:
     """Return the hyperparameters of a model of this one layer, or of none."""
     kept = {name: model.hyper[name] for name in model.hyper}
     for name in PER_LAYER:
@@ -151,7 +151,7 @@ def _hyper(model: Model, layer: int | None) -> dict[str, Any]:
     return kept
 
 
-def _roles(model: Model, layer: int) -> dict[str, str]:
+def _cell_roles(model: Model, layer: int) -> dict[str, str]:
     """Return the cell's role keys and the model's: the layer's own, and the whole model's."""
     found = {}
     for key in model.roles:
@@ -163,13 +163,14 @@ def _roles(model: Model, layer: int) -> dict[str, str]:
     return found
 
 
-def _rows(model: Model, key: str, weights: Weights | None) -> RowSource:
+def _weight_rows(model: Model, key: str, weights: Weights | None) -> RowSource:
+    """Return the rows of a weight, replaced or the model's own."""
     if weights is not None and weights[key].encoding != model.roles[key].encoding:
         return ArrayRows(weights[key].numpy())
     return StoredRows(model.roles[key])
 
 
-def _inputs(
+def _recorded_inputs(
     model: Model,
     key: str,
     layer: int,
@@ -196,7 +197,7 @@ def _inputs(
     return found
 
 
-def _few_rows(cell: Cell, columns: Sequence[int]) -> Cell:
+def _keep_columns(cell: OperationCell, columns: Sequence[int]) -> OperationCell:
     """Keep some rows of the vocabulary: each logit is an operation of its own."""
     chosen = [int(c) for c in columns][:VOCAB_ROWS] or list(range(VOCAB_ROWS))
     vocab = int(cell.hyper["vocab_size"])
@@ -204,7 +205,7 @@ def _few_rows(cell: Cell, columns: Sequence[int]) -> Cell:
     weights, shapes = dict(cell.weights), dict(cell.shapes)
     for role in ("token_embd.weight", "output.weight", "output.bias"):
         if role in weights:
-            weights[role] = ArrayRows(_take(weights[role], chosen))
+            weights[role] = ArrayRows(_take_rows(weights[role], chosen))
             shapes[role] = weights[role].shape
     inputs = {
         name: value[..., chosen] if name in ("logits_raw", "logits") else value
@@ -221,12 +222,12 @@ def _few_rows(cell: Cell, columns: Sequence[int]) -> Cell:
     )
 
 
-def _own_rows(cell: Cell) -> Cell:
+def _keep_looked_up_rows(cell: OperationCell) -> OperationCell:
     """Keep the rows of the embedding that the ids look up."""
     used = sorted(set(cell.ids))
     weights, shapes = dict(cell.weights), dict(cell.shapes)
     role = "token_embd.weight"
-    weights[role] = ArrayRows(_take(weights[role], used))
+    weights[role] = ArrayRows(_take_rows(weights[role], used))
     shapes[role] = weights[role].shape
     return replace(
         cell,
@@ -237,13 +238,14 @@ def _own_rows(cell: Cell) -> Cell:
     )
 
 
-def _take(rows: RowSource, chosen: Sequence[int]) -> Numbers:
+def _take_rows(rows: RowSource, chosen: Sequence[int]) -> Numbers:
+    """Return chosen rows of a matrix."""
     if len(rows.shape) == 1:
         return np.array(rows.numpy()[list(chosen)])
     return np.concatenate([rows.decode_rows(i, i + 1) for i in chosen])
 
 
-def _smallest(cell: Cell, backend: Backend) -> Cell:
+def _leave_out_unused(cell: OperationCell, backend: Backend) -> OperationCell:
     """Leave out what the result does not need: weights while every input is given, then inputs.
 
     In this order an input that is left out would be computed from zeros, so that only one that
@@ -251,7 +253,7 @@ def _smallest(cell: Cell, backend: Backend) -> Cell:
     """
     expected = cell.run(backend)
 
-    def same(other: Cell) -> bool:
+    def same(other: OperationCell) -> bool:
         found = other.run(backend)
         return found.shape == expected.shape and found.tobytes() == expected.tobytes()
 
@@ -269,7 +271,7 @@ def _smallest(cell: Cell, backend: Backend) -> Cell:
     return cell
 
 
-def _owned(cell: Cell) -> Cell:
+def _copy_weights(cell: OperationCell) -> OperationCell:
     """Return the cell with copies of its weights, stored bytes where they are whole rows."""
     weights: dict[str, RowSource] = {}
     for role, rows in cell.weights.items():

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from aprfmt.base.outcome import Check, Report
-from aprfmt.inference.parity.cell import Cell
+from aprfmt.inference.parity.cell import OperationCell
 from aprfmt.measure.traces import TraceDiff
 from aprfmt.measure.verdicts import Verdict
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class RunPair:
     report: Report
     verdict: Verdict
     cause: str
-    cell: Cell | None = None
+    cell: OperationCell | None = None
     recorded: Any = None  # an engine's own values of the cell's point
     compared_before: Mapping[str, int] | None = None
 
@@ -240,7 +240,7 @@ class Parity:
     def pronounced_of(self, verdict: Verdict, pairs: Sequence[RunPair]) -> Pronounced:
         """Return the verdict on some of the pairs, in the words of parity."""
         agrees = verdict in ("same", "precision")
-        words = Words(verdict if agrees else "same", "bug", "not_comparable")
+        words = VerdictWords(verdict if agrees else "same", "bug", "not_comparable")
         cause = next((pair.cause for pair in pairs if pair.verdict == verdict), "")
         compared = sum(pair.diff.compared for pair in pairs)
         counts = {"points": (compared, compared)}

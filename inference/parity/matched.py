@@ -42,13 +42,13 @@ class ThroughRows(ArrayRows):
         return np.asarray(found, np.float32)
 
 
-def matched_weights(model: Model, through: str, budget: int | None) -> Weights:
+def weights_through_encoding(model: Model, through: str, budget: int | None) -> Weights:
     """Return a model's weights, the matrices of its layers through an encoding and back."""
-    rows = matched_rows(model, through, StoredRows, ThroughRows)
+    rows = rows_through_encoding(model, through, StoredRows, ThroughRows)
     return Weights(rows, free_budget() if budget is None else budget, str(model.path))
 
 
-def matched_rows(
+def rows_through_encoding(
     model: Model, through: str, stored: Callable[..., Any], changed: Callable[..., Any]
 ) -> dict[str, Any]:
     """Return a model's rows by role: `changed` those of its layers' matrices, the others `stored`.

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.base import Backend
-from aprfmt.inference.device import Choice
-from aprfmt.inference.parity.cell import BEHIND, Cell, cut_out
+from aprfmt.inference.device import DeviceChoice
+from aprfmt.inference.parity.cell import BEHIND, OperationCell, cut_cell
 from aprfmt.inference.parity.cells import Operation
-from aprfmt.inference.parity.matched import matched_weights
+from aprfmt.inference.parity.matched import weights_through_encoding
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
@@ -19,8 +19,8 @@ from aprfmt.inference.replay.shadow import OperationResiduals, operation_residua
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.weights import free_budget, model_weights
 from aprfmt.measure.distances import rel_l2
-from aprfmt.measure.tolerances import one_operation
-from aprfmt.measure.trace_view import arithmetic, backend_name, weights_between
+from aprfmt.measure.tolerances import operation_tolerance
+from aprfmt.measure.trace_view import backend_name, finer_weights_class, run_arithmetic
 from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import Model
 
@@ -29,16 +29,16 @@ Numbers = NDArray[Any]
 MAX_OPERATIONS = 12
 
 
-def take_apart(
+def run_single_operations(
     model: Model,
-    first: Choice,
-    second: Choice,
+    first: DeviceChoice,
+    second: DeviceChoice,
     a: Trace,
     b: Trace,
     diff: TraceDiff,
     request: ParityRequest,
     most: int = MAX_OPERATIONS,
-) -> tuple[list[Operation], Cell | None]:
+) -> tuple[list[Operation], OperationCell | None]:
     """Run single operations of `most` points beyond tolerance until one is wrong by itself."""
     beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]
     if not beyond or first.is_engine:
@@ -48,11 +48,11 @@ def take_apart(
     if not second.is_engine:
         other = request.on(second).backend()
     found: list[Operation] = []
-    fallback: Cell | None = None
+    fallback: OperationCell | None = None
     for point in beyond[:most]:
         try:
-            cell = cut(model, point, a, b, reference, other is None, request)
-            operation = _operation(cell, point, a, b, reference, other)
+            cell = cut_point_cell(model, point, a, b, reference, other is None, request)
+            operation = _run_operation(cell, point, a, b, reference, other)
         except AprfmtError:
             continue  # an input was not recorded: this point cannot be taken apart
         found.append(operation)
@@ -62,7 +62,7 @@ def take_apart(
     return found, fallback
 
 
-def cut(
+def cut_point_cell(
     model: Model,
     point: PointDiff,
     a: Trace,
@@ -70,7 +70,7 @@ def cut(
     reference: Backend,
     shadow: bool,
     request: ParityRequest,
-) -> Cell:
+) -> OperationCell:
     """Return the cell of a point; `shadow`: with the other run's own inputs, where it has them."""
     columns: list[int] = []
     if point.key.rpartition(".")[2] in BEHIND[1:]:
@@ -85,13 +85,19 @@ def cut(
 
     weights = None
     if request.through is not None:
-        weights = matched_weights(model, request.through, request.memory)
-    return cut_out(model, point.key, request.ids, values, reference, columns, weights)
+        weights = weights_through_encoding(model, request.through, request.memory)
+    return cut_cell(model, point.key, request.ids, values, reference, columns, weights)
 
 
-def _operation(
-    cell: Cell, point: PointDiff, a: Trace, b: Trace, reference: Backend, other: Backend | None
+def _run_operation(
+    cell: OperationCell,
+    point: PointDiff,
+    a: Trace,
+    b: Trace,
+    reference: Backend,
+    other: Backend | None,
 ) -> Operation:
+    """Return the result of one cell in both runs."""
     mine = cell.run(reference)
     if other is not None:
         theirs = other_result = cell.run(other)
@@ -101,7 +107,7 @@ def _operation(
         other_result = recorded[..., list(cell.rows)] if cell.rows else recorded
         theirs = other_result
     residual = rel_l2(theirs, mine)
-    bound = one_operation(*arithmetics(point.key, a, b)).rel_l2
+    bound = operation_tolerance(*operation_dtypes(point.key, a, b)).rel_l2
     if other is None and backend_name(b) in ("llama.cpp",):
         bound = max(bound, point.tolerance)
     inputs = [_input_distance(key, point.key, a, b) for key in cell.inputs]
@@ -122,11 +128,11 @@ def _operation(
     )
 
 
-def arithmetics(key: str, a: Trace, b: Trace) -> tuple[str, str]:
+def operation_dtypes(key: str, a: Trace, b: Trace) -> tuple[str, str]:
     """Return the dtypes that bound one operation of two runs, the first as the second runs it."""
     record, second = a.find(key), b.find(key)
-    mine = arithmetic(b, record.dtype if record else "float32")
-    other = mine if second is None else arithmetic(b, second.dtype)
+    mine = run_arithmetic(b, record.dtype if record else "float32")
+    other = mine if second is None else run_arithmetic(b, second.dtype)
     # A product in TF32 rounds its inputs as float16 does.
     first, last = ("float16" if name == "tf32" else name for name in (mine, other))
     return first, last
@@ -148,14 +154,14 @@ def judge_operations(
 ) -> OperationResiduals:
     """Return how far every operation of the run `b` is off; `reference` is the backend of `a`."""
     if request.through is not None:
-        weights = matched_weights(model, request.through, request.memory)
+        weights = weights_through_encoding(model, request.through, request.memory)
     else:
         memory = request.memory
         weights = model_weights(model, free_budget() if memory is None else memory)
-    kinds = (weights_between(a, b), "activate")
+    kinds = (finer_weights_class(a, b), "activate")
 
     def bound(key: str) -> float:
-        return one_operation(*arithmetics(key, a, b), backend_name(b), kinds).rel_l2
+        return operation_tolerance(*operation_dtypes(key, a, b), backend_name(b), kinds).rel_l2
 
     ids = tuple(request.ids)
     patched = PatchedModel(model.spec, model.hyper, weights, reference, ids)

@@ -13,7 +13,7 @@ from aprfmt.inference.capture import parse_key
 from aprfmt.inference.loss import cross_entropy, log_probabilities
 from aprfmt.inference.parity.cells import ExpertFlip, Flip, LogitsDiff, Outcomes
 from aprfmt.inference.trace import Trace
-from aprfmt.measure.nonfinite import alike
+from aprfmt.measure.nonfinite import equal_or_both_nan
 from aprfmt.measure.tolerances import own_loss_bound
 from aprfmt.measure.traces import PointDiff
 
@@ -37,7 +37,7 @@ def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> 
     for start in range(0, len(a), _ROWS):
         x = np.asarray(a[start : start + _ROWS], np.float64)
         y = np.asarray(b[start : start + _ROWS], np.float64)
-        delta = np.where(alike(x, y), 0.0, np.abs(x - y))
+        delta = np.where(equal_or_both_nan(x, y), 0.0, np.abs(x - y))
         delta[np.isnan(delta)] = np.inf  # one side alone is no number
         squares += float(np.sum(delta**2))
         norm += float(np.sum(np.where(np.isfinite(x), x, 0.0) ** 2))
@@ -65,19 +65,19 @@ def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> 
         tuple(flips),
         float(np.mean(kl)),
         float(np.max(kl)),
-        loss(a, ids),
-        loss(b, ids),
+        mean_label_loss(a, ids),
+        mean_label_loss(b, ids),
     )
 
 
-def loss(logits: Numbers, ids: Sequence[int]) -> float | None:
+def mean_label_loss(logits: Numbers, ids: Sequence[int]) -> float | None:
     """Return the mean float64 loss of ids[1:] in nats; None where no label follows."""
     if len(ids) < 2 or len(logits) != len(ids):
         return None
-    return float(np.mean(_losses(logits, ids)))
+    return float(np.mean(_label_losses(logits, ids)))
 
 
-def outcomes(
+def make_outcomes(
     a: Numbers, b: Numbers, ids: Sequence[int], point: PointDiff, before: int | None
 ) -> Outcomes:
     """Return what the outer gates judge of logits [tokens, vocab]; only rows before `before`.
@@ -92,13 +92,13 @@ def outcomes(
         point.rel_l2 if count else None,
         point.tolerance,
         size,
-        loss(a[: len(cut)], cut),
-        loss(b[: len(cut)], cut),
+        mean_label_loss(a[: len(cut)], cut),
+        mean_label_loss(b[: len(cut)], cut),
         len(cut) - 1,
     )
 
 
-def _losses(logits: Numbers, ids: Sequence[int]) -> Numbers:
+def _label_losses(logits: Numbers, ids: Sequence[int]) -> Numbers:
     """Return the float64 loss of each of ids[1:] in nats."""
     parts = [
         cross_entropy(
@@ -125,7 +125,7 @@ class OwnLoss:
     why: str = ""
 
 
-def own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> OwnLoss:
+def measure_own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> OwnLoss:
     """Compute a run's loss of ids[1:] in its own arithmetic, and how far that is off.
 
     A backend's `cross_entropy` that gives a mean is judged as the loss of one label.
@@ -136,7 +136,7 @@ def own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> Ow
         return OwnLoss(None, why="a single token has no label")
     labels = np.asarray(ids[1:], np.int64)
     inner = np.ascontiguousarray(logits[:-1])
-    expected = _losses(logits, ids)
+    expected = _label_losses(logits, ids)
     found = np.asarray(backend.cross_entropy(backend.array(inner), labels), np.float64)
     if not found.ndim:
         found, expected = found[None], np.array([float(np.mean(expected))])
@@ -170,11 +170,11 @@ def compare_experts(a: Trace, b: Trace) -> list[ExpertFlip]:
             if gone:
                 margin = None if margins is None else float(margins[row])
                 position = record.positions[row] if record.positions else row
-                found.append(_flip(key, position, row, gone, came, routers, margin))
+                found.append(_expert_flip(key, position, row, gone, came, routers, margin))
     return found
 
 
-def _flip(
+def _expert_flip(
     key: str,
     position: int,
     row: int,
@@ -183,6 +183,7 @@ def _flip(
     routers: Sequence[Numbers | None],
     margin: float | None,
 ) -> ExpertFlip:
+    """Return the record of a token that went to other experts."""
     x, y = routers
     if x is None or y is None or x.shape != y.shape:
         return ExpertFlip(key, position, tuple(gone), tuple(came), margin, None, False)

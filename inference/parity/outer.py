@@ -28,7 +28,7 @@ class _Gate:
         return Check(name, outcome, self.where, found, expected, todo if passed is False else "")
 
 
-def gates(
+def outer_gates(
     outcomes: Outcomes | None,
     losses: Losses,
     experts: Sequence[ExpertFlip],
@@ -56,13 +56,13 @@ def gates(
     if outcomes is None:
         found = "no logits on both sides"
         return [*checks, gate.check("logits", None, found, "logits of every row")]
-    checks.append(_own(gate, losses))
+    checks.append(_check_own_loss(gate, losses))
     if quantized:
-        checks += _quantized(gate, outcomes, text, vocab)
+        checks += _check_outcomes(gate, outcomes, text, vocab)
     return checks
 
 
-def _own(gate: _Gate, losses: Losses) -> Check:
+def _check_own_loss(gate: _Gate, losses: Losses) -> Check:
     """Hold a run's own loss against the float64 loss of the same logits, label by label."""
     if losses.own is None or losses.forward is None or losses.own_off is None:
         return gate.check("own-loss", None, losses.why, "a run that computes a loss")
@@ -77,7 +77,7 @@ def _own(gate: _Gate, losses: Losses) -> Check:
     )
 
 
-def _quantized(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Check]:
+def _check_outcomes(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Check]:
     """Hold logits and losses of the rows that are comparable against each other."""
     rows = "over all rows" if found.rows is None else f"over the first {found.rows} rows"
     most = max(MAX_LOGITS, found.tolerance)
@@ -103,10 +103,10 @@ def _quantized(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Che
             "find the first point that is off",
         )
     )
-    return [*checks, _bounded(gate, found, text, vocab, bound)]
+    return [*checks, _check_bounded(gate, found, text, vocab, bound)]
 
 
-def _bounded(gate: _Gate, found: Outcomes, text: bool, vocab: int, bound: float) -> Check:
+def _check_bounded(gate: _Gate, found: Outcomes, text: bool, vocab: int, bound: float) -> Check:
     """Ask whether a run does worse than guessing where the reference does not."""
     name, limit = "quantized-loss-bounded", math.log(vocab)
     assert found.forward is not None and found.reference is not None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aprfmt.inference.running import RunRequest
-from aprfmt.measure.tolerances import Measured
+from aprfmt.measure.tolerances import CalibratedBound
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,6 @@ class ParityRequest(RunRequest):
     ids: tuple[int, ...] = ()
     text: str | None = None
     arbiter: bool = False
-    calibrated: Sequence[Measured] = ()
+    calibrated: Sequence[CalibratedBound] = ()
     calibrated_by: str | None = None
     by_position: bool = False

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, Report
-from aprfmt.inference.device import Choice
+from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.parity.cells import Operation
 from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.trace import Trace
@@ -19,7 +19,7 @@ from aprfmt.measure.verdicts import Verdict
 Numbers = NDArray[Any]
 
 
-def fused_check(
+def check_fused(
     plain: Numbers | None, logits: Numbers, point: PointDiff, amplified: bool, where: str
 ) -> list[Check]:
     """Hold a run's logits without a recorder, its fused form, against the reference's."""
@@ -44,7 +44,7 @@ def fused_check(
     ]
 
 
-def points_check(diff: TraceDiff, amplified: OperationResiduals | None, where: str) -> Check:
+def check_points(diff: TraceDiff, amplified: OperationResiduals | None, where: str) -> Check:
     """Hold every point to its tolerance; `amplified` has judged the operations, and found none."""
     if not diff.compared:
         return Check("points", "NOT_RUN", where, "no point on both sides", "at least one")
@@ -58,10 +58,10 @@ def points_check(diff: TraceDiff, amplified: OperationResiduals | None, where: s
             "PASS",
             where,
             f"{len(beyond)} of {diff.compared} points beyond what whole runs may differ by, the "
-            f"first {first.key} at relative L2 {first.rel_l2:.3g}; {_told(amplified)}",
+            f"first {first.key} at relative L2 {first.rel_l2:.3g}; {_all_right_text(amplified)}",
             "all within, or every operation right on the run's own inputs",
         )
-    odd = _odd(first)
+    odd = _one_sided_nonfinite_text(first)
     return Check(
         "points",
         "FAIL",
@@ -73,7 +73,7 @@ def points_check(diff: TraceDiff, amplified: OperationResiduals | None, where: s
     )
 
 
-def verdict_of(
+def judge_pair(
     diff: TraceDiff,
     report: Report,
     operations: Sequence[Operation],
@@ -85,15 +85,17 @@ def verdict_of(
     if not diff.compared:
         return "not_comparable", "no point has values on both sides"
     if report.outcome == "FAIL":
-        if spread := _spread(diff):
+        if spread := _nonfinite_alike_text(diff):
             return "bug", f"finite: {spread}"
         wrong = next((operation for operation in operations if operation.wrong), None)
         if wrong is not None:
-            odd = _odd(next((point for point in diff.points if point.key == wrong.key), None))
+            odd = _one_sided_nonfinite_text(
+                next((point for point in diff.points if point.key == wrong.key), None)
+            )
             return "bug", f"the operation that makes {wrong.key} is wrong on equal inputs{odd}"
         first = next((point for point in diff.points if point.beyond), None)
-        if first is not None and _odd(first):
-            return "bug", f"{first.key} is not finite{_odd(first)}"
+        if first is not None and _one_sided_nonfinite_text(first):
+            return "bug", f"{first.key} is not finite{_one_sided_nonfinite_text(first)}"
         if diff.first is not None:
             return "bug", (
                 f"{diff.first} is beyond its tolerance; every operation taken alone is within its "
@@ -104,13 +106,16 @@ def verdict_of(
     if all(point.bits for point in diff.points if not point.why):
         return "same", "every value is equal to the bit"
     if amplified is not None:
-        return "precision", f"rounding, amplified: {diff.first} is beyond; {_told(amplified)}"
+        return (
+            "precision",
+            f"rounding, amplified: {diff.first} is beyond; {_all_right_text(amplified)}",
+        )
     if flipped:
         return "precision", f"rounding sent tokens to other experts; {len(before)} points cut"
     return "precision", "rounding, within tolerance at every point"
 
 
-def finite_checks(runs: Sequence[tuple[Trace, Choice]]) -> list[Check]:
+def check_finite(runs: Sequence[tuple[Trace, DeviceChoice]]) -> list[Check]:
     """Fail every run with a NaN or an infinity; the first point is named, with index and count."""
     checks = []
     for trace, choice in runs:
@@ -135,7 +140,7 @@ def finite_checks(runs: Sequence[tuple[Trace, Choice]]) -> list[Check]:
     return checks
 
 
-def _spread(diff: TraceDiff) -> str:
+def _nonfinite_alike_text(diff: TraceDiff) -> str:
     """Say where both runs are not finite alike before the first point that differs, "" if nowhere.
 
     What NaN does to later points is each backend's own, and no difference to look into.
@@ -148,13 +153,13 @@ def _spread(diff: TraceDiff) -> str:
     return ""
 
 
-def _odd(point: PointDiff | None) -> str:
+def _one_sided_nonfinite_text(point: PointDiff | None) -> str:
     """Say where one run alone is not finite at a point, "" where none is."""
     odd = None if point is None else point.nonfinite
     return f"; {odd.says('this run', 'the reference')}" if odd is not None and odd.alone else ""
 
 
-def _told(found: OperationResiduals) -> str:
+def _all_right_text(found: OperationResiduals) -> str:
     """Say that every operation is right, and how near the worst comes to its bound."""
     residual, bound = found.found[found.worst]
     return (

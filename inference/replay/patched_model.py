@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aprfmt.arch.spec import ArchSpec, HyperParams
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Backend
-from aprfmt.inference.capture import POINTS, WHOLE, Instance, instances
+from aprfmt.inference.capture import POINTS, WHOLE, PointInstance, point_instances
 from aprfmt.inference.forward import LogitRows, Span
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weight, Weights, model_weights
@@ -112,13 +112,13 @@ class PatchedModel:
         return self.weights if self.original is None else self.original
 
     @property
-    def points(self) -> dict[str, Instance]:
+    def points(self) -> dict[str, PointInstance]:
         """Every point by key, in execution order; kept for all patches with these numbers."""
         about = (id(self.hp), self.spec.block, frozenset(self.weights))
         if about not in self._known:
-            found = instances(self.spec.block, self.hp, self.weights)
+            found = point_instances(self.spec.block, self.hp, self.weights)
             self._known[about] = (self.hp, found)  # with the numbers held, their id stays theirs
-        points: dict[str, Instance] = self._known[about][1]
+        points: dict[str, PointInstance] = self._known[about][1]
         return points
 
     @property

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.capture import POINTS, SLOTS, key_name
 from aprfmt.measure.distances import rel_l2
-from aprfmt.measure.log_softmax import NOTE, POINT, is_log_softmax, moved_onto
-from aprfmt.measure.trace_rows import spans
+from aprfmt.measure.log_softmax import NOTE, POINT, is_log_softmax, shift_logits_onto
+from aprfmt.measure.trace_rows import positions_text
 from aprfmt.measure.trace_view import TraceLike
 
 Array = NDArray[Any]
 NO_VALUES = "zero on both sides: nothing was measured"
 
 
-def apart(mine: Any, theirs: Any) -> float:
+def finite_rel_l2(mine: Any, theirs: Any) -> float:
     """Return `rel_l2` over the elements that are finite on both sides."""
     x, y = np.asarray(mine, np.float64).reshape(-1), np.asarray(theirs, np.float64).reshape(-1)
     if x.size != y.size:
@@ -49,7 +49,7 @@ class RecordedValue:
         """Return the reference's value on the same rows, moved onto these if `normalized`."""
         rows = mine if self.rows is None else np.take(mine, self.rows, axis=axis)
         if self.normalized and rows.shape == self.values.shape:
-            return moved_onto(rows, self.values)
+            return shift_logits_onto(rows, self.values)
         return rows
 
     def distance(self, mine: Array, axis: int) -> float:
@@ -90,10 +90,10 @@ MASKED = -3e4
 
 def takes_masks(key: str, trace: TraceLike) -> bool:
     """Return whether a trace's values of a key may be scores with the mask already applied."""
-    return key.rpartition(".")[2] == "scores" and not by_us(trace)
+    return key.rpartition(".")[2] == "scores" and not is_own_backend(trace)
 
 
-def by_us(trace: TraceLike) -> bool:
+def is_own_backend(trace: TraceLike) -> bool:
     """Return whether one of our own backends made a trace."""
     facts = trace.run.get("backend")
     return isinstance(facts, Mapping) and facts.get("backend") in BACKENDS
@@ -115,7 +115,7 @@ class RecordedTrace:
         self.shapes = dict(shapes)
         self.without = frozenset(without)  # keys to ignore
         self.bounds = bounds or {}  # tolerances of points that much rounding comes before
-        self.foreign = not by_us(trace)
+        self.foreign = not is_own_backend(trace)
         self._cut: dict[str, RecordedValue | None] = {}
 
     def leaving(self, without: Collection[str]) -> "RecordedTrace":
@@ -158,12 +158,12 @@ class RecordedTrace:
         values = self.trace.values(key)
         if values is None:
             return None
-        found = fit(
+        found = fit_values(
             np.asarray(values),
             record.positions,
             record.dtype,
             shape,
-            axis_of(key),
+            token_axis(key),
             len(self.ids),
             masked=takes_masks(key, self.trace),
         )
@@ -193,17 +193,17 @@ class RecordedTrace:
             at = parts.index(point)
             start = sum(widths[:at])
             cut = rows.reshape(-1, sum(widths))[:, start : start + widths[at]]
-            return fit(cut, record.positions, record.dtype, shape, 0, len(self.ids))
+            return fit_values(cut, record.positions, record.dtype, shape, 0, len(self.ids))
         return None
 
 
-def axis_of(key: str) -> int:
+def token_axis(key: str) -> int:
     """Return the axis of a point's value that counts tokens."""
     row = POINTS.get(key.rpartition(".")[2])
     return 1 if row is not None and row.rows == "scores" else 0
 
 
-def fit(
+def fit_values(
     values: Array,
     positions: Sequence[int] | None,
     dtype: str,
@@ -227,7 +227,7 @@ def fit(
         count = values.size // width
         if positions is not None and len(positions) == count:
             chosen = [p for p in positions if p < tokens]
-            note = f"rows of positions {spans(chosen)}"
+            note = f"rows of positions {positions_text(chosen)}"
         else:
             chosen = list(range(shape[axis] - count, shape[axis]))
             note = f"{count} of {shape[axis]} rows, taken as the last ones"
@@ -249,6 +249,6 @@ def fit(
     return RecordedValue(values, rows, dtype, note, mask)
 
 
-def near_keys(key: str, layer: int) -> list[str]:
+def neighbour_keys(key: str, layer: int) -> list[str]:
     """Return the keys of one layer's points, or of the whole model's, in execution order."""
     return [key_name(name, layer) for name, row in POINTS.items() if row.layered == (layer >= 0)]

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.inference.capture import key_name, parse_key, resolve
+from aprfmt.inference.capture import key_name, parse_key, resolve_alias
 from aprfmt.inference.replay.patched_model import (
     CallRecorder,
     OperationCall,
@@ -31,12 +31,12 @@ from aprfmt.inference.replay.recorded_trace import (
     NO_VALUES,
     RecordedTrace,
     RecordedValue,
-    apart,
-    axis_of,
+    finite_rel_l2,
+    token_axis,
 )
 from aprfmt.inference.routing import route
-from aprfmt.measure.nonfinite import NonFinite, census
-from aprfmt.measure.tolerances import DISCRETE, one_operation, tolerance, weights_class
+from aprfmt.measure.nonfinite import NonFinite, count_nonfinite
+from aprfmt.measure.tolerances import DISCRETE, operation_tolerance, tolerance, weights_class
 from aprfmt.measure.trace_view import backend_name
 
 Array = NDArray[Any]
@@ -83,7 +83,7 @@ class ShadowPoint:
         if self.recorded is None or self.point in DISCRETE:
             return None
         mine, theirs = self.recorded.both(self.mine, self.axis)
-        return census(mine, theirs) if mine.size == theirs.size else None
+        return count_nonfinite(mine, theirs) if mine.size == theirs.size else None
 
     @property
     def alone(self) -> bool:
@@ -94,12 +94,12 @@ class ShadowPoint:
     def rest(self) -> float:
         """The distance over the values that are finite on both sides."""
         assert self.recorded is not None
-        return apart(*self.recorded.both(self.mine, self.axis))
+        return finite_rel_l2(*self.recorded.both(self.mine, self.axis))
 
     @property
     def axis(self) -> int:
         """The axis that counts tokens."""
-        return axis_of(self.key)
+        return token_axis(self.key)
 
     def distance(self, other: Array) -> float:
         """Return the distance of another value, in the model's shape, from the trace's."""
@@ -244,7 +244,7 @@ class _Collector(Protocol):
         """Take a point that the pass came by."""
 
 
-def _in_kind_of(x: Any, values: Array, patched: PatchedModel) -> Any:
+def _like_array(x: Any, values: Array, patched: PatchedModel) -> Any:
     """Return values in the shape and kind of a pass's own array `x`."""
     shaped = np.ascontiguousarray(values).reshape(tuple(int(size) for size in x.shape))
     if isinstance(x, np.ndarray):
@@ -269,7 +269,7 @@ class _ValueAt(CallRecorder):
             self.found = np.array(self._patched.backend.to_numpy(x))
             raise StopPass
         given = self._given.get(key)
-        return x if given is None else _in_kind_of(x, given, self._patched)
+        return x if given is None else _like_array(x, given, self._patched)
 
 
 class _ShadowRecorder(CallRecorder):
@@ -290,7 +290,7 @@ class _ShadowRecorder(CallRecorder):
         self._recorded = recorded
         self._until = until
         self._own_bound = bound
-        self._extras = _extras(patched, recorded)
+        self._extras = _equal_points(patched, recorded)
         self._moe = bool(patched.hp["n_experts"])
         self._engine = backend_name(recorded.trace)
         self._logits: Array | None = None
@@ -311,7 +311,7 @@ class _ShadowRecorder(CallRecorder):
             view = self._view(key, mine, value, calls, x=x)
             if value is not None:
                 mine = view.theirs
-                goes_on = _in_kind_of(x, mine, self._patched)
+                goes_on = _like_array(x, mine, self._patched)
             for extra in self._extras.get(key, ()):
                 goes_on, mine = self._extra(extra, key, mine, goes_on)
         if point == "router":
@@ -329,8 +329,8 @@ class _ShadowRecorder(CallRecorder):
         """Return the tolerance of the operations that made a point."""
         if self._own_bound is not None:
             return self._own_bound(key)
-        kinds = _kinds(calls, self._patched)
-        return one_operation(self._patched.backend.dtype, dtype, self._engine, kinds).rel_l2
+        kinds = _operation_kinds(calls, self._patched)
+        return operation_tolerance(self._patched.backend.dtype, dtype, self._engine, kinds).rel_l2
 
     def _view(
         self,
@@ -351,7 +351,7 @@ class _ShadowRecorder(CallRecorder):
             *parse_key(key),
             mine,
             value,
-            None if value is None or empty else value.distance(mine, axis_of(key)),
+            None if value is None or empty else value.distance(mine, token_axis(key)),
             self._bound(key, other, calls) if grown is None else grown,
             tolerance(dtype, other, moe=self._moe).rel_l2 if grown is None else grown,
             calls,
@@ -387,7 +387,7 @@ class _ShadowRecorder(CallRecorder):
         if value is None:
             return x, mine
         view = self._view(key, mine, value, (), base)
-        return _in_kind_of(x, view.theirs, self._patched), view.theirs
+        return _like_array(x, view.theirs, self._patched), view.theirs
 
     def _routing(
         self,
@@ -427,9 +427,9 @@ class _ShadowRecorder(CallRecorder):
         residual = (
             value.distance(mine, 0)
             if ours is chosen
-            else RecordedValue(_spread(chosen, theirs, size)[same], None, value.dtype).distance(
-                _spread(ours, mine, size)[same], 0
-            )
+            else RecordedValue(
+                _spread_expert_weights(chosen, theirs, size)[same], None, value.dtype
+            ).distance(_spread_expert_weights(ours, mine, size)[same], 0)
         )
         self._found.add(
             ShadowPoint(
@@ -444,7 +444,7 @@ class _ShadowRecorder(CallRecorder):
                 calls,
             )
         )
-        return _in_kind_of(x, theirs, self._patched)
+        return _like_array(x, theirs, self._patched)
 
     def _flips(self, layer: int, mine: Array, theirs: Array, bound: float) -> tuple[int, int]:
         """Count tokens whose experts differ: by more than the margin allows, and within it."""
@@ -486,14 +486,14 @@ class _OnePoint(_ShadowRecorder):
         self.passed(point, layer)
         if value is None:
             return x
-        return _in_kind_of(x, value.into(mine, axis_of(key)), self._patched)
+        return _like_array(x, value.into(mine, token_axis(key)), self._patched)
 
     def take_calls(self, x: Any) -> tuple[OperationCall, ...]:
         """Remember nothing."""
         return ()
 
 
-def _kinds(calls: Sequence[OperationCall], patched: PatchedModel) -> list[str]:
+def _operation_kinds(calls: Sequence[OperationCall], patched: PatchedModel) -> list[str]:
     """Return the kinds of these operations, as the tolerances of engines name them.
 
     A weight counts with its stored encoding, also if a hypothesis replaced it: the engine read the
@@ -506,14 +506,14 @@ def _kinds(calls: Sequence[OperationCall], patched: PatchedModel) -> list[str]:
     return [*found, *(weights_class([encoding]) for encoding in weights)]
 
 
-def _spread(ids: Array, weights: Array, size: int) -> Array:
+def _spread_expert_weights(ids: Array, weights: Array, size: int) -> Array:
     """Return [tokens, n_experts] with each chosen expert's weight in its place."""
     out = np.zeros((len(ids), size))
     np.put_along_axis(out, np.clip(ids, 0, size - 1), weights, -1)
     return out
 
 
-def _extras(patched: PatchedModel, recorded: RecordedTrace) -> Mapping[str, list[str]]:
+def _equal_points(patched: PatchedModel, recorded: RecordedTrace) -> Mapping[str, list[str]]:
     """Return, by key, later points that are equal in the reference but recorded on their own."""
     known = patched.points
     order = {key: i for i, key in enumerate(known)}
@@ -521,12 +521,12 @@ def _extras(patched: PatchedModel, recorded: RecordedTrace) -> Mapping[str, list
     for key, instance in known.items():
         if not instance.alias_of or not recorded.has(key):
             continue
-        target = resolve(key, known)
+        target = resolve_alias(key, known)
         if target is not None and order[target.key] < order[key]:
             found.setdefault(target.key, []).append(key)
     for layer in range(patched.n_layers):  # a decoding step reads the cache that all tokens wrote
         for written, read in (("k_attn", "k_cache"), ("v", "v_cache")):
-            target = resolve(key_name(written, layer), known)
+            target = resolve_alias(key_name(written, layer), known)
             key = key_name(read, layer)
             if target is not None and recorded.has(key):
                 found.setdefault(target.key, []).append(key)

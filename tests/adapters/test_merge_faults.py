@@ -19,7 +19,7 @@ from aprfmt.adapters.merge_faults import (
     Judged,
     Merge,
     OtherChange,
-    judge,
+    judge_merge,
     scale_factors,
 )
 
@@ -47,7 +47,7 @@ def judged(
 ) -> Judged:
     said = {"rank_stabilised": False, "alpha": ALPHA, "r": RANK} | more
     merge = Merge(base, SCALE * product, merged, encoding, encoding, False)
-    return judge(merge, scale_factors(SCALE, RANK, **said), lambda: others)
+    return judge_merge(merge, scale_factors(SCALE, RANK, **said), lambda: others)
 
 
 @pytest.mark.parametrize("encoding", TYPES)

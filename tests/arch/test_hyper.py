@@ -20,7 +20,7 @@ from aprfmt.arch.hyperparameters import (
 from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, HyperParams
 from aprfmt.arch.value_checks import inverse, nearest_float32, shortest_decimal
 from aprfmt.errors import ArchError
-from aprfmt.model.resolve import reconcile
+from aprfmt.model.resolve import reconcile_hyperparameters
 from tests.arch.tiny import SIZES, TINY, Tiny, as_file, make, read
 
 LLAMA = {**SIZES, "rms_norm_eps": 1e-5, "rope_theta": 50000.0}
@@ -380,7 +380,7 @@ def test_what_a_file_and_its_config_say_is_equal_up_to_float32(
     """Booleans are no numbers, in lists neither: the file's own key wins, and a note says so."""
     mine = HyperParams({"x": HyperParam(native, "metadata", "x")})
     other = HyperParams({"x": HyperParam(carried, "config", "x")})
-    rows, found = reconcile(mine, other, "m.gguf")
+    rows, found = reconcile_hyperparameters(mine, other, "m.gguf")
     assert len(found) == notes
     assert rows["x"].value is (native if notes else carried)
 

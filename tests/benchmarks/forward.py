@@ -61,11 +61,11 @@ def ours(backend: str) -> Callable[[Path, int, int, Path], Timed]:
 
     def measure(model: Path, threads: int, rounds: int, folder: Path) -> Timed:
         from aprfmt.inference.capture import SLOTS
-        from aprfmt.inference.device import choose
+        from aprfmt.inference.device import choose_device
         from aprfmt.inference.session import Session
         from aprfmt.model import open_model
 
-        arithmetic = choose(None, backend, "float32").open(threads=threads)
+        arithmetic = choose_device(None, backend, "float32").open(threads=threads)
         with open_model(model) as opened, Session.of(opened, arithmetic) as session:
             if opened.spec.block.head == "none":
                 return timed(lambda: session.embedding(IDS), None, rounds)

@@ -104,12 +104,12 @@ def median(work: Callable[[], Any], runs: int = 15) -> float:
 
 def opened(path: Path, dtype: str, stack: Any, device: str = "cuda", backend: str = "torch") -> Any:
     """Return a session on the GPU."""
-    from aprfmt.inference.device import choose
+    from aprfmt.inference.device import choose_device
     from aprfmt.inference.session import Session
     from aprfmt.model import open_model
 
     model = stack.enter_context(open_model(path))
-    return stack.enter_context(Session.of(model, choose(device, backend, dtype).open()))
+    return stack.enter_context(Session.of(model, choose_device(device, backend, dtype).open()))
 
 
 def rel(found: Any, expected: Any) -> float:

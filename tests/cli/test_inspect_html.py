@@ -16,7 +16,7 @@ import pytest
 import aprfmt
 from aprfmt.cli.histograms import tensor_histogram
 from aprfmt.tensors.stats import tensor_stats
-from aprfmt.tokenizer.pieces import byte_of, readable
+from aprfmt.tokenizer.pieces import byte_level_alphabet, readable_piece
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt as command
 from tests.cli.run import process
@@ -359,21 +359,22 @@ def test_gemma_fits_in_a_megabyte(gemma: Path, tab: Page, tmp_path: Path) -> Non
 
 def test_pieces_are_read_as_the_tokenizer_reads_them(demo_model: Path) -> None:
     """Every piece of a byte-level vocabulary against the bytes that the tokenizer library gives."""
-    assert readable("\u0120of", "bpe") == " of" and readable("\u2581of", "spm") == " of"
+    assert readable_piece("\u0120of", "bpe") == " of" and readable_piece("\u2581of", "spm") == " of"
     assert (
-        readable("<0x0A>", "spm") == "<0x0A>" and readable("<|im_start|>", "bpe") == "<|im_start|>"
+        readable_piece("<0x0A>", "spm") == "<0x0A>"
+        and readable_piece("<|im_start|>", "bpe") == "<|im_start|>"
     )
-    assert readable("\u00e2\u0122", "bpe") == "\\xe2\\x80"
+    assert readable_piece("\u00e2\u0122", "bpe") == "\\xe2\\x80"
     from tokenizers import Tokenizer, pre_tokenizers
 
-    assert set(byte_of()) == set(pre_tokenizers.ByteLevel.alphabet())
-    assert readable("\u0144", "bpe") == "\u0144"  # the first behind the alphabet
+    assert set(byte_level_alphabet()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert readable_piece("\u0144", "bpe") == "\u0144"  # the first behind the alphabet
     theirs = Tokenizer.from_file(str(demo_model / "tokenizer.json"))
     special = {i for i, token in theirs.get_added_tokens_decoder().items() if token.special}
     compared = 0
     for piece, i in theirs.get_vocab().items():
         text = theirs.decode([i], skip_special_tokens=False)
         if i not in special and "\ufffd" not in text:
-            assert readable(piece, "bpe") == text, piece
+            assert readable_piece(piece, "bpe") == text, piece
             compared += 1
     assert compared > 1200

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.errors import UsageError
-from aprfmt.model.patterns import select
+from aprfmt.model.patterns import matching_indices
 from tests.cli.run import aprfmt
 from tests.models import save_tiny
 
@@ -16,7 +16,7 @@ NAMES = (
 
 
 def found(*patterns: str) -> list[str]:
-    return [NAMES[i] for i in select([(name,) for name in NAMES], patterns, "x")]
+    return [NAMES[i] for i in matching_indices([(name,) for name in NAMES], patterns, "x")]
 
 
 @pytest.mark.parametrize(

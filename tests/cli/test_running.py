@@ -28,7 +28,7 @@ FORMATS = ("folder", "apr", "gguf")
 def one_thread() -> None:
     """Use one thread: more do not speed up tiny products, and slow them on a busy machine."""
     try:
-        blas.set_threads(1)
+        blas.set_blas_threads(1)
     except BackendUnavailableError:
         pass  # the tests pass without it, too
 
@@ -115,20 +115,20 @@ def test_eval_gives_the_golden_loss(
 
 def test_times_of_steps_have_median_and_range_with_the_first_apart(demo_model: Path) -> None:
     """Literals of a published run: median 264.74 ms, range 257.86 to 467.66, the first 467.66."""
-    from aprfmt.inference.generating import speed
+    from aprfmt.inference.generating import run_speed
 
     steps = (0.46766, 0.25786, 0.26474, 0.2701)
     times = [1.0, 3.0]  # the prompt takes 2 s
     for step in steps:
         times.append(times[-1] + step)
-    found = speed(7, 0.5, times)
+    found = run_speed(7, 0.5, times)
     assert found["prefill_seconds"] == 2.0 and found["decode_tokens"] == 4
     assert found["steps"]["first_seconds"] == pytest.approx(0.46766)
     assert found["steps"]["median_seconds"] == pytest.approx(0.26474)
     assert found["steps"]["range_seconds"] == pytest.approx([0.25786, 0.2701])
     assert found["steps"]["later"] == 3
     nothing = {"first_seconds": None, "later": 0, "median_seconds": None, "range_seconds": None}
-    assert speed(7, 0.5, times[:2])["steps"] == nothing
+    assert run_speed(7, 0.5, times[:2])["steps"] == nothing
     args = ("run", demo_model, "--ids", "1417,362,258", "--max-tokens", 5, "--ignore-stop")
     took = aprfmt(*args, "--json").json["speed"]
     assert took["steps"]["later"] == took["decode_tokens"] - 1 == 3

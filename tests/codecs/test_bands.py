@@ -13,7 +13,7 @@ import pytest
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
-from aprfmt.codecs.way_back import lost_codes
+from aprfmt.codecs.way_back import count_lost_codes
 
 TILE = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 PLAIN = {"quant_method": "fp8"}
@@ -64,8 +64,8 @@ def test_bands_together_are_the_weight(case: str, elements: int) -> None:
     if main.encoding.startswith("F8"):
         codes = np.frombuffer(main.raw, np.uint8).reshape(-1, values.shape[-1])
         assert np.array_equal(laid.codes_in(1, laid.rows), codes[1:])
-    lost = [lost_codes(band, "F16") for band in bands]
-    assert (None if None in lost else sum(n or 0 for n in lost)) == lost_codes(whole, "F16")
+    lost = [count_lost_codes(band, "F16") for band in bands]
+    assert (None if None in lost else sum(n or 0 for n in lost)) == count_lost_codes(whole, "F16")
 
 
 def test_a_weight_without_elements_is_its_one_band() -> None:
@@ -75,4 +75,4 @@ def test_a_weight_without_elements_is_its_one_band() -> None:
     }
     empty = PackedWeight(DIALECTS["fp8_block"], parts, PLAIN)
     assert [band.decode().shape for band in empty.bands(1)] == [(0, 4)]
-    assert lost_codes(empty, "BF16") == 0
+    assert count_lost_codes(empty, "BF16") == 0

@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.dialects import DIALECTS, decode_weight, dialect_of
-from aprfmt.codecs.laid_out import unpacked
+from aprfmt.codecs.laid_out import unpack_codes
 from aprfmt.errors import CodecError, UnsupportedError
 from tests.codecs.data import Array
 from tests.codecs.packing import pack as pack
@@ -38,7 +38,9 @@ def parts(**tensors: Any) -> dict[str, StoredPart]:
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_a_stream_of_words_unpacks(bits: int) -> None:
     codes = np.random.default_rng(bits).integers(0, 1 << bits, (3, 32 + 7))
-    assert np.array_equal(unpacked(pack(codes, bits).view(np.uint8), bits, codes.shape[1]), codes)
+    assert np.array_equal(
+        unpack_codes(pack(codes, bits).view(np.uint8), bits, codes.shape[1]), codes
+    )
 
 
 def gptq_case(bits: int, act_order: bool, v2: bool) -> tuple[dict[str, StoredPart], Array]:

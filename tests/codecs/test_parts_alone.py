@@ -7,9 +7,9 @@ import pytest
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import CODECS, encode, modelopt_scope, native_kernels, writable
-from aprfmt.codecs.compressed_tensors import _by_group
+from aprfmt.codecs.compressed_tensors import _numbers_by_group
 from aprfmt.codecs.laid_out import LaidCodes, LaidOut
-from aprfmt.codecs.repack_blocks import _scale
+from aprfmt.codecs.repack_blocks import _block_scales
 from aprfmt.errors import AprfmtError, CodecError
 from aprfmt.formats.pytorch.pickle_calls import _sparse
 
@@ -32,10 +32,10 @@ def test_what_is_writable_encodes_weights_and_nothing_else_does() -> None:
 @pytest.mark.parametrize("bad", [(0, 2), (1, 0), (2, 1)])
 def test_the_first_block_whose_scale_is_no_number_is_named(bad: tuple[int, int]) -> None:
     held = np.ones((3, 3), np.float16)
-    assert _scale(held).shape == (3, 3)
+    assert _block_scales(held).shape == (3, 3)
     held[bad], held[2, 2] = np.inf, np.nan
     with pytest.raises(CodecError, match=rf"its block \[{bad[0]}, {bad[1]}\] holds inf"):
-        _scale(held)
+        _block_scales(held)
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
@@ -54,23 +54,23 @@ def test_a_sparse_tensor_has_its_parts_and_then_its_size(layout: str) -> None:
 def test_a_number_a_row_is_a_column_of_them(shape: tuple[int, ...]) -> None:
     """Scales of compressed-tensors as [out] or [out, 1], of groups, or one for all."""
     rows = np.arange(np.prod(shape[:-1]), dtype=np.float32).reshape(shape[:-1])
-    assert (_by_group(rows, shape, "scale") == rows[..., None]).all()
-    assert (_by_group(rows[..., None], shape, "scale") == rows[..., None]).all()
+    assert (_numbers_by_group(rows, shape, "scale") == rows[..., None]).all()
+    assert (_numbers_by_group(rows[..., None], shape, "scale") == rows[..., None]).all()
     groups = np.repeat(rows[..., None], 4, -1)
-    assert _by_group(groups, shape, "scale").shape == (*shape[:-1], 4)
-    assert _by_group(rows.reshape(-1)[:1], shape, "scale").shape == (1,) * len(shape)
+    assert _numbers_by_group(groups, shape, "scale").shape == (*shape[:-1], 4)
+    assert _numbers_by_group(rows.reshape(-1)[:1], shape, "scale").shape == (1,) * len(shape)
     for wrong in (rows[..., :-1], groups[..., :3]):
         with pytest.raises(CodecError, match="scale"):
-            _by_group(wrong, shape, "scale")
+            _numbers_by_group(wrong, shape, "scale")
 
 
 @pytest.mark.parametrize("said", [None, 4, ["FP8"], {"FP8": 1}, True])
 def test_an_algorithm_that_is_no_name_is_refused(said: object) -> None:
     with pytest.raises(CodecError, match="quant_algo"):
-        modelopt_scope._whole({"quant_algo": said})
-    assert modelopt_scope._whole({"quant_algo": "fp8"})["quant_algo"] == "FP8"
+        modelopt_scope._default_section({"quant_algo": said})
+    assert modelopt_scope._default_section({"quant_algo": "fp8"})["quant_algo"] == "FP8"
     group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}
-    found = modelopt_scope._whole({"config_groups": {"g": group}})
+    found = modelopt_scope._default_section({"config_groups": {"g": group}})
     assert (found["quant_algo"], found["group_size"]) == ("NVFP4", 16)
 
 

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from aprfmt.codecs import native, repack_sources
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.lattice import PackedWeight
-from aprfmt.codecs.repacks import REPACKS, GroupCounts, Repack, Repacked, repacked
+from aprfmt.codecs.repacks import REPACKS, GroupCounts, Repack, Repacked, repack
 from aprfmt.errors import CodecError
 from tests.codecs.data import Array, by_gguf
 from tests.codecs.packing import pack
@@ -227,7 +227,7 @@ def test_exponents_of_another_shape_are_refused() -> None:
         {"_blocks": np.zeros((2, 4, 2, 16), np.uint8), "_scales": np.zeros((2, 4, 3), np.uint8)},
     )
     with pytest.raises(CodecError, match="_scales"):
-        repack_sources.gpt_oss(weight, "MXFP4")
+        repack_sources.read_gpt_oss(weight, "MXFP4")
 
 
 def small(codes: Array, scale: Array, whole: Array) -> list[tuple[str, PackedWeight]]:
@@ -347,17 +347,17 @@ def test_what_is_no_such_grid_is_said() -> None:
         (np.full((ROWS, 4), 1e6, np.float32), r"Q4_0: scale 1000000.0 at \[0, 0\] is beyond"),
         (np.where(good == 1, np.float32(np.nan), good), r"'.scales' holds nan at \[0, 0\]"),
     ):
-        found = repacked(gptq(codes, scale, zeros), "GPTQ", {"Q4_0"})
+        found = repack(gptq(codes, scale, zeros), "GPTQ", {"Q4_0"})
         assert isinstance(found, str)
         with pytest.raises(AssertionError, match=why):
             raise AssertionError(found)
     weight = gptq(codes, good, zeros)
     order = rng.permutation(np.arange(COLUMNS) // 32).astype(np.int32)
     mixed = weight.altered({".g_idx": StoredPart(order.tobytes(), "I32", (COLUMNS,))})
-    assert "another order" in str(repacked(mixed, "GPTQ", {"Q4_0"}))
-    assert repacked(weight, "GPTQ", {"MXFP4"}) == ""
-    assert isinstance(repacked(weight, "GPTQ", {"Q4_0"}), Repacked)
+    assert "another order" in str(repack(mixed, "GPTQ", {"Q4_0"}))
+    assert repack(weight, "GPTQ", {"MXFP4"}) == ""
+    assert isinstance(repack(weight, "GPTQ", {"Q4_0"}), Repacked)
     three = np.ones((ROWS, 3), E4M3)  # groups of 16, of which a block has four
     for source, short in small(codes[:, :48].astype(np.uint8), three, np.ones(2, np.float32)):
-        told = repacked(short, source, {"NVFP4"})
+        told = repack(short, source, {"NVFP4"})
         assert told == "NVFP4: rows of 48 are no whole number of NVFP4 blocks", source

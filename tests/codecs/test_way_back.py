@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.codecs import fp8
-from aprfmt.codecs.way_back import all_come_back, lost_codes, surely_back
+from aprfmt.codecs.way_back import all_codes_return, count_lost_codes, surely_all_return
 from tests.codecs.weights import packed
 
 E4M3 = ml_dtypes.float8_e4m3fn
@@ -39,12 +39,12 @@ def test_fp8_codes_come_back_over_all_scales(stored: str, data: st.DataObject) -
         off = np.abs(again[:, None] - table[None])
         nearest = np.nanargmin(np.where(np.isnan(off), np.inf, off), axis=1)
         lost = (table[nearest] != table) & ~(np.isnan(kept) & np.isnan(table))
-    assert lost_codes(weight, stored) == lost.sum()
+    assert count_lost_codes(weight, stored) == lost.sum()
     laid = weight.laid_out()
     assert laid is not None
-    assert all_come_back(laid, 0, 2, stored, fp8.E4M3.values) == (not lost.any())
-    assert not (surely_back(weight, stored) and lost.any())
+    assert all_codes_return(laid, 0, 2, stored, fp8.E4M3.values) == (not lost.any())
+    assert not (surely_all_return(weight, stored) and lost.any())
     _, smallest, largest = STORED[stored]
     if smallest + 10 <= power <= largest - 11:
         assert not lost.any()
-        assert surely_back(weight, stored), "nothing was to be tried"
+        assert surely_all_return(weight, stored), "nothing was to be tried"

@@ -23,7 +23,7 @@ from aprfmt.codecs.credible import check_scales
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.lattice import PackedWeight
-from aprfmt.codecs.repack_blocks import BLOCKS, of_blocks
+from aprfmt.codecs.repack_blocks import BLOCKS, grid_of_blocks
 from aprfmt.codecs.writer import Settings, Writer
 from aprfmt.codecs.writers import PAIRS, READS, WRITERS
 from aprfmt.errors import CodecError
@@ -239,7 +239,7 @@ def test_blocks_are_laid_out_anew(encoding: str, data: st.DataObject) -> None:
         assert theirs is not None
         np.testing.assert_array_equal(theirs.reshape(values.shape), values)
     row = ENCODINGS[encoding].row_bytes((ROWS, COLUMNS)) or 0
-    read = of_blocks(encoding, (ROWS, COLUMNS), lambda a, b: raw[a * row : b * row], whole)
+    read = grid_of_blocks(encoding, (ROWS, COLUMNS), lambda a, b: raw[a * row : b * row], whole)
     np.testing.assert_array_equal(read.values(0, ROWS), values)
     with pytest.MonkeyPatch.context() as without:
         made = read.codes(1, ROWS)
@@ -390,4 +390,4 @@ def test_the_first_wrong_block_is_named(encoding: str) -> None:
         held[number][at] = 255 if number == "e" else np.frombuffer(b"\0\x7e", "<f2")[0]
     raw, row = held.tobytes(), held[0].nbytes
     with pytest.raises(CodecError, match=r"its block \[2, 1"):
-        of_blocks(encoding, (ROWS, COLUMNS), lambda a, b: raw[a * row : b * row], None)
+        grid_of_blocks(encoding, (ROWS, COLUMNS), lambda a, b: raw[a * row : b * row], None)

@@ -13,7 +13,7 @@ from aprfmt.compare import diff_models
 from aprfmt.formats.mapped_file import StoredTensor
 from aprfmt.measure import prefetch
 from aprfmt.measure.alignment import TensorPair, align
-from aprfmt.measure.prefetch import Beforehand
+from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.model import open_model
 from aprfmt.tensors.runs import RunBytes, difference_offset
 from tests.conversion.folders import write_safetensors
@@ -46,7 +46,7 @@ def test_the_first_byte_that_differs_is_found(
     paths = written(tmp_path / "a.safetensors"), written(tmp_path / "b.safetensors", wrong)
     with open_model(paths[0]) as a, open_model(paths[1]) as b:
         pairs = align(a, b).pairs
-        with Beforehand(pairs, threads) as bytes_of:
+        with BytePrefetch(pairs, threads) as bytes_of:
             found = {}
             for number, pair in enumerate(pairs):
                 assert pair.a is not None and pair.b is not None
@@ -59,7 +59,7 @@ def test_the_first_byte_that_differs_is_found(
 def test_what_is_not_asked_for_is_given_up(tmp_path: Path) -> None:
     path = written(tmp_path / "a.safetensors")
     with open_model(path) as a, open_model(path) as b:
-        with Beforehand(align(a, b).pairs, 2) as bytes_of:
+        with BytePrefetch(align(a, b).pairs, 2) as bytes_of:
             threads = list(bytes_of._threads)
         assert not any(thread.is_alive() for thread in threads)
         assert not bytes_of._one()
@@ -80,7 +80,7 @@ def test_a_small_pair_waits_for_no_later_one(
         pairs = align(a, b).pairs
         small = next(n for n, pair in enumerate(pairs) if pair.key == "b small")
         before = sum(-(-SIZE // 256) for pair in pairs[:small])
-        with Beforehand(pairs, 0) as bytes_of:
+        with BytePrefetch(pairs, 0) as bytes_of:
             pair = pairs[small]
             assert pair.a is not None and pair.b is not None
             assert bytes_of.of(small)(pair.a.stored_runs(), pair.b.stored_runs()) is None
@@ -97,7 +97,7 @@ def test_a_fault_of_a_thread_reaches_who_asks(
 
     monkeypatch.setattr(RunBytes, "window", broken)
     with open_model(path) as a, open_model(path) as b:
-        with Beforehand(align(a, b).pairs, 2) as bytes_of:
+        with BytePrefetch(align(a, b).pairs, 2) as bytes_of:
             with pytest.raises(MemoryError, match="no more"):
                 bytes_of.of(0)((), ())
         with pytest.raises(MemoryError, match="no more"):
@@ -111,5 +111,5 @@ def test_only_what_is_mapped_is_read_by_threads(
     monkeypatch.setattr(StoredTensor, "lies", lambda self, start=0: None)
     with open_model(path) as a, open_model(path) as b:
         pairs: tuple[TensorPair, ...] = align(a, b).pairs
-        assert [prefetch._sides(pair) for pair in pairs] == [None] * len(pairs)
+        assert [prefetch._plain_bytes_of_pair(pair) for pair in pairs] == [None] * len(pairs)
         assert diff_models(a, b).equal

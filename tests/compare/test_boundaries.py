@@ -12,9 +12,9 @@ import aprfmt
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.bounded_regex import matches_start
 from aprfmt.base.protocols import TypedValue
-from aprfmt.causes.tensor.explanation import _with_numbers
+from aprfmt.causes.tensor.explanation import _with_nonfinite
 from aprfmt.causes.tokenizer import special_ids, vocabulary_lists
-from aprfmt.compare import _hyperparameters
+from aprfmt.compare import _differing_hyperparameters
 from aprfmt.tokenizer.hf_engine import HfEngine
 from tests.conversion.folders import llama_folder
 
@@ -86,7 +86,7 @@ def test_nan_is_confirmed_where_all_other_values_are_equal(
     odd = SimpleNamespace(alone=alone, side="B", says=lambda: "B has NaN at 0")
     before = SimpleNamespace(nonfinite=odd, changed=changed, rest=rest, relative=1.0)
     case: Any = SimpleNamespace(before=before, key="w", slack=lambda: slack)
-    found = _with_numbers(case, None)
+    found = _with_nonfinite(case, None)
     assert found is not None and (found.cause, found.confirmed) == ("nonfinite", confirmed)
     assert any("all other values are equal" in line for line in found.evidence) == confirmed
 
@@ -139,12 +139,12 @@ def test_scores_differ_beyond_float32(
     """Six digits are what a float32 has; ten thousand times that are other scores."""
     other = base + apart * max(1.0, abs(base))
     monkeypatch.setattr(
-        vocabulary_lists, "_scored",
+        vocabulary_lists, "_scores_by_piece",
         lambda one, _: dict(zip(one.vocabulary.tokens, one.vocabulary.scores, strict=True)),
     )  # fmt: skip
-    monkeypatch.setattr(vocabulary_lists, "place", lambda one, name: ("here",))
+    monkeypatch.setattr(vocabulary_lists, "part_place", lambda one, name: ("here",))
     for mine, theirs in ((base, other), (other, base)):
-        found = list(vocabulary_lists.scores(side([mine, -9.0]), side([theirs, -9.0])))
+        found = list(vocabulary_lists.score_difference(side([mine, -9.0]), side([theirs, -9.0])))
         assert bool(found) == differs
         if found:
             assert found[0].says.startswith("1 of 2 scores differ")
@@ -155,9 +155,9 @@ def test_scores_differ_beyond_float32(
 def test_bos_twice_is_said_of_the_side_that_has_it_twice(
     puts: tuple[bool, bool], label: str, writes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(special_ids, "_processed", lambda *args: False)
-    monkeypatch.setattr(special_ids, "_unsaid", lambda *args: False)
-    monkeypatch.setattr(special_ids, "place", lambda one, name: ("here",))
+    monkeypatch.setattr(special_ids, "_agrees_with_processor", lambda *args: False)
+    monkeypatch.setattr(special_ids, "_is_default_bos", lambda *args: False)
+    monkeypatch.setattr(special_ids, "part_place", lambda one, name: ("here",))
     carried = SimpleNamespace(model=SimpleNamespace(key_style="gguf"))
     a, b = (
         side(
@@ -167,7 +167,7 @@ def test_bos_twice_is_said_of_the_side_that_has_it_twice(
         )
         for name, begins in zip("AB", puts, strict=True)
     )
-    (found,) = special_ids.framing(a, b)
+    (found,) = special_ids.framing_differences(a, b)
     for name in "AB":
         twice = f"{name}'s chat template writes it too" in found.says
         assert twice == (name == label and name in writes)
@@ -198,12 +198,12 @@ def test_a_hyperparameter_that_one_side_alone_reads_is_compared() -> None:
 
     alignment: Any = SimpleNamespace(by_role=True)
     plain, more = model(n_layers=2), model(n_layers=2, rope_sections=[1, 2])
-    (only_b,) = _hyperparameters(plain, more, alignment)
-    (only_a,) = _hyperparameters(more, plain, alignment)
+    (only_b,) = _differing_hyperparameters(plain, more, alignment)
+    (only_a,) = _differing_hyperparameters(more, plain, alignment)
     assert (only_b.name, only_b.a, only_b.b) == ("rope_sections", None, [1, 2])
     assert (only_a.name, only_a.a, only_a.b) == ("rope_sections", [1, 2], None)
     assert only_a.decisive and only_b.decisive
-    assert _hyperparameters(more, more, alignment) == ()
+    assert _differing_hyperparameters(more, more, alignment) == ()
 
 
 @pytest.mark.parametrize(

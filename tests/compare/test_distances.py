@@ -20,7 +20,7 @@ from aprfmt.codecs.row_codec import RowCodec
 from aprfmt.errors import CodecError
 from aprfmt.measure import bounds, numbers
 from aprfmt.measure.numbers import PIECE, PairSums
-from aprfmt.measure.tensors import _float_step
+from aprfmt.measure.tensors import _float_half_spacing
 from tests.codecs.levels import level, native
 from tests.conversion.folders import write_mixed
 
@@ -222,7 +222,7 @@ def test_the_step_of_a_half_float_is_half_its_spacing(wide: Any) -> None:
     below = np.abs(values).astype(np.float16)
     below = np.where(below.astype(wide) > np.abs(values), np.nextafter(below, np.float16(0)), below)
     expected = np.spacing(below).astype(np.float64) / 2
-    np.testing.assert_array_equal(_float_step("F16", values), expected)
+    np.testing.assert_array_equal(_float_half_spacing("F16", values), expected)
 
 
 @pytest.mark.parametrize("name", ["BF16", "F16"])

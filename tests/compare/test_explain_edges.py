@@ -10,7 +10,7 @@ import aprfmt
 from aprfmt.base.encodings import BY_GGML, ENCODINGS
 from aprfmt.causes.tensor import table
 from aprfmt.causes.tensor.guess import JointHypothesis, PairHypothesis
-from aprfmt.causes.tensor.overwritten_bytes import stretches
+from aprfmt.causes.tensor.overwritten_bytes import join_places
 from aprfmt.compare import diff
 from aprfmt.errors import AprfmtError
 from tests.compare import faults
@@ -108,9 +108,9 @@ def test_heads_of_more_bytes_than_a_window_are_equal_to_the_last(tmp_path: Path)
 def test_places_are_joined_over_windows() -> None:
     """Seen red: the limit kept inside each window only."""
     windows = [np.array([0, 1, 5]), np.array([], np.int64), np.array([10, 200])]
-    assert stretches(windows, gap=10, most=2) == [[0, 11], [200, 201]]
-    assert stretches([windows[0], windows[2] + 90], gap=10, most=2) is None
-    assert stretches([windows[1]], gap=10, most=2) == []
+    assert join_places(windows, gap=10, most=2) == [[0, 11], [200, 201]]
+    assert join_places([windows[0], windows[2] + 90], gap=10, most=2) is None
+    assert join_places([windows[1]], gap=10, most=2) == []
 
 
 def test_an_explanation_that_raises_is_said_and_the_others_go_on(

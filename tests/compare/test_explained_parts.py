@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.tensor import coarse_damage, derived_weights
-from aprfmt.causes.tensor.arithmetic import _encodes
-from aprfmt.causes.tensor.differing_pair import WINDOW, Unequal
+from aprfmt.causes.tensor.arithmetic import _has_encoder
+from aprfmt.causes.tensor.differing_pair import WINDOW, DifferingPair
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.summary import _proof
-from aprfmt.causes.tensor.transposition import near
-from aprfmt.causes.tokenizer.probe_texts import _pieces
-from aprfmt.measure.alignment import TensorPair, _tied
+from aprfmt.causes.tensor.transposition import samples_agree
+from aprfmt.causes.tokenizer.probe_texts import _differing_piece_texts
+from aprfmt.measure.alignment import TensorPair, _pair_tied_head
 from aprfmt.measure.bounds import Fit
 from aprfmt.measure.proofs import Proof, certainty_of, unfitted_proof
 from aprfmt.tokenizer.vocabulary import Vocabulary
@@ -33,7 +33,7 @@ def test_the_errors_of_a_copy_are_said_in_numbers() -> None:
 @pytest.mark.parametrize("slack", [0.0, 0.01])
 def test_two_samples_of_zeros_are_near(slack: float) -> None:
     zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
-    assert near(zeros, zeros, slack) and not near(zeros, ones, slack)
+    assert samples_agree(zeros, zeros, slack) and not samples_agree(zeros, ones, slack)
 
 
 def test_the_share_of_several_tensors_is_that_of_all_their_values() -> None:
@@ -54,7 +54,9 @@ def test_the_share_of_several_tensors_is_that_of_all_their_values() -> None:
 
 
 def test_only_blocks_in_one_part_encode_by_themselves() -> None:
-    found = {name: _encodes(name) for name in ("Q4_K", "Q8_0", "F32", "BF16", "NF4", "I8", "none")}
+    found = {
+        name: _has_encoder(name) for name in ("Q4_K", "Q8_0", "F32", "BF16", "NF4", "I8", "none")
+    }
     assert found == {name: name in ("Q4_K", "Q8_0") for name in found}
 
 
@@ -67,7 +69,7 @@ def test_windows_hold_every_row_once(chosen: bool) -> None:
     ]
     case: Any = SimpleNamespace(a=sides[0], b=sides[1])
     rows = np.array([1, 4, 5, 9, 2, 7, 8]) if chosen else None
-    windows = list(Unequal.windows(case, rows))
+    windows = list(DifferingPair.windows(case, rows))
     assert [len(one) for one in windows] == ([3, 3, 1] if chosen else [3, 3, 3, 1])
     expected = np.arange(10) if rows is None else rows
     np.testing.assert_array_equal(np.concatenate(windows), expected)
@@ -79,14 +81,14 @@ def test_flipped_bits_are_counted(count: int, monkeypatch: pytest.MonkeyPatch) -
     x, y = np.zeros((4, 32), np.float32), np.zeros((4, 32), np.float32)
     y[1] = 9.0
     flips = [f"bit {i}" for i in range(count)]
-    monkeypatch.setattr(coarse_damage, "_flips", lambda case, found: flips)
+    monkeypatch.setattr(coarse_damage, "_repairing_flips", lambda case, found: flips)
     case: Any = SimpleNamespace(
         key="k", slack=lambda: 0.01, windows=lambda rows: iter([np.arange(4)]),
         before=SimpleNamespace(norms=(1.0, 1.0), count=x.size, relative=0.5),
         a=SimpleNamespace(columns=32, take=lambda rows: x[rows]),
         b=SimpleNamespace(columns=32, take=lambda rows: y[rows]),
     )  # fmt: skip
-    (found,) = coarse_damage.runs(case)
+    (found,) = coarse_damage.explain_damaged_runs(case)
     said = "one bit is flipped" if count == 1 else f"{count} bits are flipped"
     assert found.evidence[0].endswith(said) and len(found.evidence) == 1 + count
 
@@ -100,7 +102,9 @@ def test_a_change_of_half_of_the_rows_is_one_of_the_matrix(changed: int) -> None
         side: SimpleNamespace(shape=v.shape, encoding="F32", numpy=lambda v=v: v)
         for side, v in (("a", x), ("b", y))
     })  # fmt: skip
-    assert (derived_weights._change(pair) is not None) == (changed / 4 >= derived_weights.EVERY_ROW)
+    assert (derived_weights._matrix_change(pair) is not None) == (
+        changed / 4 >= derived_weights.EVERY_ROW
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -109,7 +113,7 @@ def test_a_head_on_one_side_alone_is_held_to_the_tied_embedding(stored: str, tie
     model: Any = SimpleNamespace(roles={"token_embd.weight": "E"}, hyper={"tied_embeddings": tied})
     a, b = ("H" if stored in (side, "both") else None for side in "ab")
     pair = TensorPair("output.weight", a, b)  # type: ignore[arg-type]
-    found: Any = _tied(pair, model, model)
+    found: Any = _pair_tied_head(pair, model, model)
     if not tied or stored in ("both", "neither"):
         assert found == pair
     elif stored == "a":
@@ -117,7 +121,7 @@ def test_a_head_on_one_side_alone_is_held_to_the_tied_embedding(stored: str, tie
     else:
         assert (found.a, found.b, found.layout) == ("E", "H", ("tied head stored as a copy in B",))
     other = TensorPair("blk.0.attn_q.weight", a, b)  # type: ignore[arg-type]
-    assert _tied(other, model, model) == other
+    assert _pair_tied_head(other, model, model) == other
 
 
 def test_pieces_that_one_side_lacks_are_probed() -> None:
@@ -127,6 +131,11 @@ def test_pieces_that_one_side_lacks_are_probed() -> None:
         )
 
     a = side(["a", "b", "old"], [0.0, 1.0, 2.0])
-    assert set(_pieces(a, side(["a", "b", "new"], [0.0, 1.0, 2.0]))) == {"old", "new"}
-    assert set(_pieces(a, side(["a", "b", "old", "more"], [0.0, 5.0, 2.0, 3.0]))) == {"b", "more"}
-    assert _pieces(a, a) == []
+    assert set(_differing_piece_texts(a, side(["a", "b", "new"], [0.0, 1.0, 2.0]))) == {
+        "old",
+        "new",
+    }
+    assert set(
+        _differing_piece_texts(a, side(["a", "b", "old", "more"], [0.0, 5.0, 2.0, 3.0]))
+    ) == {"b", "more"}
+    assert _differing_piece_texts(a, a) == []

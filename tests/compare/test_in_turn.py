@@ -6,12 +6,12 @@ Seen red: so many pairs and no more, however small they are, so that requests ca
 from dataclasses import dataclass
 from typing import Any, cast
 
-from aprfmt.measure.alignment import AHEAD, AHEAD_BYTES, AHEAD_TENSORS, TensorPair, in_turn
+from aprfmt.measure.alignment import AHEAD, AHEAD_BYTES, AHEAD_TENSORS, TensorPair, numbered_pairs
 
 
 @dataclass
 class Pair:
-    """What `in_turn` uses of a pair."""
+    """What `numbered_pairs` uses of a pair."""
 
     nbytes: int
     tensors: int = 1
@@ -22,7 +22,7 @@ class Pair:
 
 
 def told_at_first(pairs: list[Pair]) -> int:
-    turns = in_turn(cast("list[TensorPair]", pairs))
+    turns = numbered_pairs(cast("list[TensorPair]", pairs))
     assert next(turns)[0] == 1
     return sum(bool(pair.told) for pair in pairs)
 
@@ -36,7 +36,7 @@ def test_as_many_bytes_as_are_fetched_ahead() -> None:
 
 def test_every_pair_is_told_before_its_turn_and_again_when_it_is_next() -> None:
     pairs: list[Any] = [Pair(1 + number % 3) for number in range(50)]
-    for number, pair in in_turn(pairs):
+    for number, pair in numbered_pairs(pairs):
         assert pair is pairs[number - 1]
         assert all(one.told for one in pairs[number - 1 : number - 1 + AHEAD])
         assert number == 1 or pair.told > 1

@@ -126,18 +126,18 @@ def test_decoded_chunks_leave_nothing_behind(
 def test_explaining_leaves_nothing_behind(
     differing: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.causes.tensor.differing_pair import WINDOW, Unequal
+    from aprfmt.causes.tensor.differing_pair import WINDOW, DifferingPair
 
     seen: list[int] = []
     with open_model(differing[0]) as a, open_model(differing[1]) as b:
-        windows = Unequal.windows
+        windows = DifferingPair.windows
 
-        def watched(self: Unequal, rows: Array | None) -> object:
+        def watched(self: DifferingPair, rows: Array | None) -> object:
             for window in windows(self, rows):
                 seen.append(resident(a, b))
                 yield window
 
-        monkeypatch.setattr(Unequal, "windows", watched)
+        monkeypatch.setattr(DifferingPair, "windows", watched)
         report = diff_models(a, b)
         assert report.tensors[0].explanation is not None
         assert len(seen) > 4, "nothing was read whole"

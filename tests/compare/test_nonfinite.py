@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from aprfmt.conversion import convert
-from aprfmt.diagnosis.conclude import rounding
+from aprfmt.diagnosis.conclude import rounding_finding
 from aprfmt.diagnosis.found import PointRow
 from aprfmt.diagnosis.mixing import Share
 from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.inference.parity.outcomes import compare_logits
-from aprfmt.inference.replay.recorded_trace import apart, fit
-from aprfmt.measure.distances import measure, rel_l2
+from aprfmt.inference.replay.recorded_trace import finite_rel_l2, fit_values
+from aprfmt.measure.distances import measure_values, rel_l2
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.nonfinite import Census, census
+from aprfmt.measure.nonfinite import Census, count_nonfinite
 from aprfmt.measure.numbers import PairSums, steps_between
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
@@ -217,13 +217,13 @@ def test_distances_fail_on_one_side_and_pass_over_both(wrong: str) -> None:
     near = y.copy()
     near[0, 0] *= 1.5
     assert 0 < rel_l2(near, y) < 1
-    found, again = census(x, y), census(y, x)
+    found, again = count_nonfinite(x, y), count_nonfinite(y, x)
     assert found is not None and again is not None
     assert (found.alone, found.at, found.side, found.b) == (1, (1, 2), "B", 1)
     assert (again.alone, again.side, again.a) == (1, "A", 1)
-    both = census(y, y)
+    both = count_nonfinite(y, y)
     assert both is not None and (both.alone, both.both, both.both_at) == (0, 1, (1, 2))
-    assert census(x, x) is None
+    assert count_nonfinite(x, x) is None
     pieces = Census()
     for start in (0, 5):
         end = 5 if start == 0 else 12
@@ -258,8 +258,8 @@ def test_what_is_found_of_nothing_is_infinitely_far_wherever_it_is_asked() -> No
     measures = PairSums(nothing.shape)
     measures.add(nothing, found)
     everything = np.ones(2, bool), np.arange(2), nothing.shape
-    assert rel_l2(found, nothing) == apart(found, nothing) == math.inf
-    assert measure(found[0], nothing[0], *everything).rel == math.inf
+    assert rel_l2(found, nothing) == finite_rel_l2(found, nothing) == math.inf
+    assert measure_values(found[0], nothing[0], *everything).rel == math.inf
     assert measures.stats().rel_l2 == math.inf
     assert rel_l2(nothing, found) == rel_l2(found * 0, found) == 1.0
     assert rel_l2(nothing, nothing) == 0.0
@@ -268,22 +268,22 @@ def test_what_is_found_of_nothing_is_infinitely_far_wherever_it_is_asked() -> No
 def test_a_nan_is_no_masked_score() -> None:
     scores = np.zeros((1, 2, 2), np.float32)
     scores[0, 0, 1], scores[0, 1, 0] = -np.inf, np.nan
-    seen = fit(scores, None, "float32", scores.shape, 1, 2, masked=True)
+    seen = fit_values(scores, None, "float32", scores.shape, 1, 2, masked=True)
     assert seen is not None and seen.mask is not None
     assert seen.mask.tolist() == [[[True, False], [True, True]]]
     assert seen.distance(np.zeros_like(scores), 1) == math.inf
-    ours = fit(scores, None, "float32", scores.shape, 1, 2, masked=False)
+    ours = fit_values(scores, None, "float32", scores.shape, 1, 2, masked=False)
     assert ours is not None and ours.mask is None
 
 
 def test_no_rounding_without_a_distance() -> None:
     rows = [PointRow("L0.q", "q", 0, math.inf, 1e-7, 2e-5, beyond=True, apart=True)]
-    found = rounding(rows, [], [])
+    found = rounding_finding(rows, [], [])
     assert found is not None and found.verdict == "bug" and not found.confirmed
     near = Finding("rounding", "", "tensor", "precision", ("x",), True)
     x, y = sides(math.nan)
     for value in (math.inf, math.nan):
-        share = Share(value, 0.0, "L0.q", census(x, y))
+        share = Share(value, 0.0, "L0.q", count_nonfinite(x, y))
         assert finalize_finding(near, share, 2e-5).verdict == "bug"
         assert not finalize_finding(near, share, 2e-5).confirmed
     fine = finalize_finding(near, Share(1e-3, 0.0, "L0.q", None), 2e-5)
@@ -298,7 +298,7 @@ def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged(
     """If no operation was judged, a difference beyond the bounds counts as a bug."""
     far = 3e-3 if beyond else 1e-6
     rows = [PointRow("L0.q", "q", 0, far, shadow, 2e-5, beyond=beyond, apart=beyond)]
-    found = rounding(rows, [], [])
+    found = rounding_finding(rows, [], [])
     assert found is not None and (found.cause, found.residual_before) == ("rounding", far)
     sure = shadow is not None or not beyond
     assert (found.verdict, found.confirmed) == (("precision" if sure else "bug"), sure)

@@ -15,7 +15,7 @@ import aprfmt
 from aprfmt.causes.tensor import lattices
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare import diff
-from aprfmt.measure.bounds import fit
+from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.records import TensorDiff
 from tests.conversion.folders import float_bytes, llama_folder, tensors_of, write_mixed
 from tests.diagnose import packing
@@ -193,10 +193,10 @@ def test_error_feedback_is_within_and_its_faults_are_not(
     bits: int, symmetric: bool, act_order: bool, values: Array
 ) -> None:
     p = packing.fed_back(values, bits, symmetric=symmetric, act_order=act_order)
-    assert "GPTQ" in fit(values, p.values(), lattice(p)).how
+    assert "GPTQ" in fit_errors(values, p.values(), lattice(p)).how
     factor = {2: 2.0, 3: 1.4, 4: 1.15, 8: 1.02}[bits]
     for wrong in (p.values() + lattice(p).step, factor * p.values()):
-        assert not fit(values, wrong, lattice(p)).how
+        assert not fit_errors(values, wrong, lattice(p)).how
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.8])
@@ -205,34 +205,34 @@ def test_rounding_to_the_nearest_is_within_and_one_value_more_is_not(
     bits: int, clip: float, values: Array
 ) -> None:
     p = packing.nearest(values, bits, clip=clip)
-    assert fit(values, p.values(), lattice(p)).how == "rounded to the nearest"
+    assert fit_errors(values, p.values(), lattice(p)).how == "rounded to the nearest"
     wrong = p.values().copy()
     inner = (p.codes > 2) & (p.codes < 2**bits - 3)
     at = tuple(np.argwhere(inner)[7])
     wrong[at] += 2 * lattice(p).step[at]
-    assert not fit(values, wrong, lattice(p)).how
+    assert not fit_errors(values, wrong, lattice(p)).how
 
 
 def test_a_scale_of_127_for_128_is_seen_in_eight_bits(values: Array) -> None:
     p = packing.nearest(values, 8, symmetric=True)
     made = lattice(p)
     other = Lattice(*(np.asarray(part) * 128 / 127 for part in made))
-    assert fit(values, p.values(), made).how
-    assert not fit(values, p.values() * 128 / 127, other).how
+    assert fit_errors(values, p.values(), made).how
+    assert not fit_errors(values, p.values() * 128 / 127, other).how
 
 
 def test_plain_values_betray_no_scheme(values: Array) -> None:
     rng = np.random.default_rng(2)
-    assert lattices.found(values, "BF16") is None
+    assert lattices.find_scheme(values, "BF16") is None
     noisy = (values + 0.002 * rng.standard_normal(values.shape)).astype(ml_dtypes.bfloat16)
-    assert lattices.found(noisy.astype(np.float32), "BF16") is None
-    assert lattices.found(values + 1e-3 * rng.standard_normal(values.shape), "F32") is None
+    assert lattices.find_scheme(noisy.astype(np.float32), "BF16") is None
+    assert lattices.find_scheme(values + 1e-3 * rng.standard_normal(values.shape), "F32") is None
 
 
 def test_zeros_betray_no_scheme(values: Array) -> None:
     """Seen red: values clipped to zero were five bits above a minimum."""
     clipped = np.maximum(values[:16], 0).astype(ml_dtypes.bfloat16).astype(np.float32)
-    assert lattices.found(clipped, "BF16") is None
+    assert lattices.find_scheme(clipped, "BF16") is None
 
 
 # --- requantizing the base ------------------------------------------------------------------------

@@ -120,21 +120,52 @@ def vector_cut(source: Path, folder: Path) -> tuple[Path, Path]:
 
 
 # Row: the function that finds it, a pair that needs it, the tensor, the cause, words of evidence.
-PAIRS: dict[str, tuple[Callable[..., Any], Callable[[Path, Path], tuple[Path, Path]], str, str,
-                       str]] = {
-    "value_offset": (rearrangements.value_offset, seen_through_q8, "L1.attn_q.weight",
-                     "byte_offset", "value i of B is value i-1 of A"),
-    "outliers": (outliers.outliers, bit_of_a_value, "L1.ffn_up.weight", "bit_rot",
-                 "flipping bit"),
-    "repeated": (rearrangements.repeated, heads_twice, "L1.attn_k.weight", "gqa_mapping",
-                 "2 heads 2 times, in a row"),
-    "window": (rearrangements.window, some_rows, "L1.ffn_up.weight", "row_offset",
-               "rows are rows 8 to 39 of A"),
-    "prefix": (value_functions.prefix, vector_cut, "L1.attn_norm.weight", "row_offset",
-               "B's values are the first 40 of A's 64"),
-    "zeroed_bias": (other_tensors.zeroed_bias, bias_zeroed, "L1.attn_k.bias", "missing_bias",
-                    "B's bias is zero everywhere"),
-}  # fmt: skip
+PAIRS: dict[
+    str, tuple[Callable[..., Any], Callable[[Path, Path], tuple[Path, Path]], str, str, str]
+] = {
+    "value_offset": (
+        rearrangements.guess_value_offset,
+        seen_through_q8,
+        "L1.attn_q.weight",
+        "byte_offset",
+        "value i of B is value i-1 of A",
+    ),
+    "outliers": (
+        outliers.explain_outliers,
+        bit_of_a_value,
+        "L1.ffn_up.weight",
+        "bit_rot",
+        "flipping bit",
+    ),
+    "repeated": (
+        rearrangements.guess_repeated_heads,
+        heads_twice,
+        "L1.attn_k.weight",
+        "gqa_mapping",
+        "2 heads 2 times, in a row",
+    ),
+    "window": (
+        rearrangements.guess_row_range,
+        some_rows,
+        "L1.ffn_up.weight",
+        "row_offset",
+        "rows are rows 8 to 39 of A",
+    ),
+    "prefix": (
+        value_functions.guess_prefix,
+        vector_cut,
+        "L1.attn_norm.weight",
+        "row_offset",
+        "B's values are the first 40 of A's 64",
+    ),
+    "zeroed_bias": (
+        other_tensors.guess_zero_bias,
+        bias_zeroed,
+        "L1.attn_k.bias",
+        "missing_bias",
+        "B's bias is zero everywhere",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -156,15 +187,15 @@ def test_a_row_for_two_encodings_or_shapes_does_its_own_work(
 
 # Rows for packed encodings and delta nets: the fault of tests/diagnose that only they explain.
 MADE: dict[Callable[..., Any], str] = {
-    packed_faults.faults: "zero-of-one",
-    packed_faults.order_of_outputs: "awq-order-decoded",
-    packed_faults.other_scales: "scales-of-others",
-    packed_faults.quantisation: "gptq-decoded",
-    block_order.other_layout: "q4-1-fields",
-    block_order.late_blocks: "q4-0-bytes-late",
-    byte_shifts.flat_offset: "q8-0-late",
-    recurrent_layers.value_heads: "value-heads",
-    recurrent_layers.taps: "taps-reversed",
+    packed_faults.explain_packed_faults: "zero-of-one",
+    packed_faults.explain_output_order: "awq-order-decoded",
+    packed_faults.explain_unrelated_scales: "scales-of-others",
+    packed_faults.explain_quantization: "gptq-decoded",
+    block_order.guess_block_layout: "q4-1-fields",
+    block_order.guess_late_blocks: "q4-0-bytes-late",
+    byte_shifts.guess_flat_offset: "q8-0-late",
+    recurrent_layers.guess_value_head_order: "value-heads",
+    recurrent_layers.guess_tap_order: "taps-reversed",
 }
 
 
@@ -187,14 +218,16 @@ def test_a_row_for_made_models_does_its_own_work(
 
 def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()} | set(MADE)
-    tried.add(packed_damage.damaged_parts)  # by tests/compare/test_packed_damage.py
+    tried.add(packed_damage.explain_damaged_parts)  # by tests/compare/test_packed_damage.py
     tried |= {
-        byte_shifts.wrapped_offset,
-        other_tensors.one_value,
+        byte_shifts.explain_wrapped_offset,
+        other_tensors.explain_constant_side,
     }  # by tests/compare/test_integers.py
-    tried.add(arithmetic.summed_rounding)  # by tests/compare/test_rounding.py
-    tried.add(lost_bits.lost_bits)  # by tests/compare/test_block_types.py
-    tried.add(recurrent_layers.initial)  # by tests/diagnose/test_faults.py
-    tried.add(recoded_parts.zero_points_recoded)  # by tests/compare/test_recoded_parts.py
-    tried.add(coarse_rounding.rounded_coarsely)  # by tests/compare/test_types_without_encoder.py
+    tried.add(arithmetic.explain_sum_rounding)  # by tests/compare/test_rounding.py
+    tried.add(lost_bits.explain_lost_bits)  # by tests/compare/test_block_types.py
+    tried.add(recurrent_layers.explain_initial_rates)  # by tests/diagnose/test_faults.py
+    tried.add(recoded_parts.explain_recoded_zero_points)  # by tests/compare/test_recoded_parts.py
+    tried.add(
+        coarse_rounding.explain_coarse_rounding
+    )  # by tests/compare/test_types_without_encoder.py
     assert tried == {row.find for row in table.TABLE}

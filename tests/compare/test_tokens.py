@@ -14,11 +14,11 @@ import pytest
 
 from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tokenizer import effect as measuring
-from aprfmt.causes.tokenizer.comparison import TokensReport, between, compare_tokens
+from aprfmt.causes.tokenizer.comparison import TokensReport, compare_stated, compare_tokens
 from aprfmt.model import Model, open_model
 from aprfmt.tokenizer import to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
-from aprfmt.tokenizer.stated import stated
+from aprfmt.tokenizer.stated import stated_tokenizer
 from tests.cli.run import aprfmt as command
 from tests.tokenizer.fake import fake, folder_model, without_json
 
@@ -186,9 +186,9 @@ def _phantom(token: str) -> str:
 
 
 def compared(a: Model, b: Model) -> TokensReport:
-    mine, theirs = stated(a), stated(b)
+    mine, theirs = stated_tokenizer(a), stated_tokenizer(b)
     assert mine is not None and theirs is not None
-    return between(mine, theirs)
+    return compare_stated(mine, theirs)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -260,8 +260,8 @@ def test_a_role_that_moves_between_tokens_of_one_text_is_shown(demo_model: Path)
 
 
 def test_of_many_ids_the_first_eight_are_shown() -> None:
-    assert measuring._few(range(8)) == "0 1 2 3 4 5 6 7"
-    assert measuring._few(range(9)) == "0 1 2 3 4 5 6 7 ..."
+    assert measuring._short_ids(range(8)) == "0 1 2 3 4 5 6 7"
+    assert measuring._short_ids(range(9)) == "0 1 2 3 4 5 6 7 ..."
 
 
 def test_commands_agree_on_a_template_that_names_unknown_tokens(

@@ -16,7 +16,7 @@ import aprfmt
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import CODECS, decode
 from aprfmt.compare import diff
-from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.encoding_noise import storage_noise
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import float_bytes, llama_folder
 
@@ -58,7 +58,9 @@ def _pair(name: str, folder: Path, share: float, edit: Any = None) -> tuple[Path
     y = np.asarray(decode(name, raw.tobytes(), (ROWS, COLUMNS)), np.float32)
     near = np.abs(y).reshape(ROWS, -1, 32).mean(-1).repeat(32, 1)
     noise = np.random.default_rng(7).standard_normal(y.shape).astype(np.float32) * near
-    x = y + noise * np.float32(share * noise_of(name) * np.linalg.norm(y) / np.linalg.norm(noise))
+    x = y + noise * np.float32(
+        share * storage_noise(name) * np.linalg.norm(y) / np.linalg.norm(noise)
+    )
     source, base, copy = folder / "source", folder / "base.gguf", folder / "copy.gguf"
     stored = float_bytes(x.astype(ml_dtypes.bfloat16).astype(np.float32), "BF16")
     llama_folder(

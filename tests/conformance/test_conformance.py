@@ -70,14 +70,14 @@ def test_a_format_that_cannot_write_over_a_file_is_found(
 ) -> None:
     from aprfmt.testing import format as suite
 
-    write = suite.write
+    write = suite.write_file
 
     def stubborn(*arguments: Any, force: bool = False) -> None:
         if force:
             raise OutputError("never over a file")
         write(*arguments)
 
-    monkeypatch.setattr(suite, "write", stubborn)
+    monkeypatch.setattr(suite, "write_file", stubborn)
     with pytest.raises(OutputError, match="never over a file"):
         check_format("gguf", tmp_path)
 
@@ -118,14 +118,14 @@ def test_backends(name: str, dtype: str) -> None:
 def test_a_format_that_cannot_write_over_its_own_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real: Any = suite.write
+    real: Any = suite.write_file
 
     def write(*args: Any, force: bool = False) -> None:
         if force:
             raise FormatError("never again")
         real(*args, force=force)
 
-    monkeypatch.setattr(suite, "write", write)
+    monkeypatch.setattr(suite, "write_file", write)
     with pytest.raises(FormatError, match="never again"):
         check_format("safetensors", tmp_path)
 

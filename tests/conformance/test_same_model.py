@@ -56,6 +56,6 @@ def test_the_command_prints_the_same_report(
     monkeypatch.setattr(words, "MOST", 1)
     save_tiny("llama", tmp_path / "other", rope_theta=10000.0)
     printed = iter(command("diagnose", folder, tmp_path / "other", "-v").out.splitlines())
-    told = words.text(diagnose(str(folder), str(tmp_path / "other"))).splitlines()
+    told = words.report_text(diagnose(str(folder), str(tmp_path / "other"))).splitlines()
     assert any(line.endswith("more (--json)") for line in told)
     assert all(line in printed for line in told)

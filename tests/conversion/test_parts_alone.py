@@ -108,9 +108,9 @@ def test_small_tensors_are_brought_as_far_as_half_of_what_is_kept(
 def test_a_manifest_is_said_where_it_was_written(tmp_path: Path) -> None:
     folder = llama_folder(tmp_path / "m", "F32", layers=1)
     with open_model(folder) as model:
-        path = manifest.write(model, [])
+        path = manifest.write_manifest(model, [])
     assert path == manifest.manifest_path(model.path) and path.is_file()
-    assert manifest.read(path)["tensors"] == []
+    assert manifest.read_manifest(path)["tensors"] == []
 
 
 @pytest.mark.parametrize(("code", "style"), [(0, "good"), (1, "bad"), (2, "warn")])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.inference.recurrence import recurrent
+from aprfmt.inference.recurrence import delta_rule_by_token
 from tests.diagnose.engines import COARSE, broken_here, tiny_folder, trace
 from tests.diagnose.fault import Fault, Pair
 from tests.diagnose.faults_engine import LOGITS
@@ -60,7 +60,7 @@ def delta(keys: Callable[[Any], Any], each: Callable[[Any, int], Any], *, rule: 
         q, k = each(unit(q), n) * np.float32(q.shape[-1] ** -0.5), each(keys(k), n)
         state = np.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
         if rule:
-            read, state = recurrent(q, k, v, g, b, state)
+            read, state = delta_rule_by_token(q, k, v, g, b, state)
             return read.astype(np.float32), state
         reads = []
         for t in range(len(q)):

@@ -17,7 +17,7 @@ def without(monkeypatch: pytest.MonkeyPatch, cause: str = "") -> None:
     for name in ("usual_changes", "single_layers", "masks"):
         monkeypatch.setattr(searching, name, _left(getattr(searching, name), cause))
     if cause in ("", "kv_cache", "positions"):
-        monkeypatch.setattr(searching, "solvers", lambda case: ())
+        monkeypatch.setattr(searching, "row_solvers", lambda case: ())
 
 
 def _left(made: Callable[..., Iterable[Any]], cause: str) -> Callable[..., list[Any]]:

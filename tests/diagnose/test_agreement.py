@@ -188,7 +188,7 @@ def test_three_commands_say_the_same_of_every_point(
 
         @contextmanager
         def as_run(*args: Any) -> Iterator[Any]:
-            yield between.Ran(next(runs), None)
+            yield between.RunResult(next(runs), None)
 
         if case.resolution:
             for path in (here, there):

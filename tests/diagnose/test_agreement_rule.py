@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.forward.mismatch import Change
-from aprfmt.diagnosis.answers import Agreement, numbers_of
+from aprfmt.diagnosis.answers import Agreement, change_numbers
 from aprfmt.measure.proofs import certainty_of
 
 
@@ -15,7 +15,7 @@ def change(**values: object) -> Change:
 def test_numbers_are_counted_wherever_they_stand() -> None:
     values = {"a": 1.5, "b": {"c": [1, 2.0, "3"], "d": True}, "e": np.array([4.0, 5.0]),
               "f": np.float32(6), "g": np.array([True, False]), "h": None}  # fmt: skip
-    assert numbers_of(values) == [1.5, 1, 2.0, 4.0, 5.0, 6.0]
+    assert change_numbers(values) == [1.5, 1, 2.0, 4.0, 5.0, 6.0]
 
 
 @pytest.mark.parametrize(("agrees", "values", "holds"), [

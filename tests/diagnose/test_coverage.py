@@ -13,11 +13,11 @@ import aprfmt
 from aprfmt.compare import diff_models
 from aprfmt.diagnosis import diagnose, mixing
 from aprfmt.diagnosis.found import DERIVED, KINDS, Diagnosis, Touched
-from aprfmt.diagnosis.mixing import Share, between
+from aprfmt.diagnosis.mixing import Share, make_pair
 from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, divergence
-from aprfmt.diagnosis.probes import differing
-from aprfmt.diagnosis.quantities import compare
+from aprfmt.diagnosis.probes import differing_rows
+from aprfmt.diagnosis.quantities import compare_quantity
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -81,8 +81,8 @@ def test_factors_of_a_named_rule_are_that_rule() -> None:
             )
         same = hp.replaced(rope_scaling={"type": "factors", "factors": factors})
         other = hp.replaced(rope_scaling={"type": "factors", "factors": [*factors[:-1], 7.5]})
-        assert compare("rope_scaling", hp, same).equal  # type: ignore[union-attr]
-        found = compare("rope_scaling", hp, other)
+        assert compare_quantity("rope_scaling", hp, same).equal  # type: ignore[union-attr]
+        found = compare_quantity("rope_scaling", hp, other)
         assert found is not None and found.position == 1 and "3 layers" in found.says
 
 
@@ -105,7 +105,7 @@ def test_quantities_say_from_where_they_differ(
     name: str, changes: dict[str, Any], position: int | None
 ) -> None:
     with aprfmt.open(tiny_folder("mistral")) as model:
-        found = compare(name, model.hyper, model.hyper.replaced(**changes))
+        found = compare_quantity(name, model.hyper, model.hyper.replaced(**changes))
     assert found is not None and found.position == position, found
 
 
@@ -117,7 +117,7 @@ def test_a_pass_from_where_it_differs_is_the_whole_pass(base: str) -> None:
     """Judged by a pass from the ids to the logits: equal to the bit, at the same first point."""
     other = tiny_folder(base, seed=3)
     with aprfmt.open(tiny_folder(base)) as a, aprfmt.open(other) as b:
-        passes = PairedPass(a, b, frozenset(), between(a, b), "float32")
+        passes = PairedPass(a, b, frozenset(), make_pair(a, b), "float32")
         last = max(key for key in a.roles if key.startswith("L") and "down" in key)
         kept = Touched((), tuple(key for key in a.roles if key != last))
         probe = Probe(IDS[:12])
@@ -158,7 +158,7 @@ def test_a_row_that_stands_out_of_another_encoding_is_among_the_ids() -> None:
         ),
     )
     with aprfmt.open(fine) as a, aprfmt.open(zeroed) as b:
-        apart = differing(a, b, diff_models(a, b))
+        apart = differing_rows(a, b, diff_models(a, b))
     assert apart.rows == {"token_embd.weight": [611]}
     found = diagnose(str(fine), str(zeroed))
     assert 611 in found.ids and found.verdict == "bug" and found.exit_code == 1
@@ -378,12 +378,12 @@ def test_what_was_not_taken_away_alone_is_said_and_not_confirmed(monkeypatch: An
 
 
 def test_products_have_their_threads_again() -> None:
-    before = blas.threads()
+    before = blas.blas_threads()
     assert before is not None
-    blas.set_threads(2)
+    blas.set_blas_threads(2)
     try:
-        with blas.few_threads(1):
-            assert blas.threads() == 1
-        assert blas.threads() == 2
+        with blas.limit_blas_threads(1):
+            assert blas.blas_threads() == 1
+        assert blas.blas_threads() == 2
     finally:
-        blas.set_threads(before)
+        blas.set_blas_threads(before)

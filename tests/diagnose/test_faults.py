@@ -8,8 +8,8 @@ from aprfmt.arch import ARCHS
 from aprfmt.arch.role_vocabulary import HYPER_NAMES
 from aprfmt.causes import CAUSES, modules_of
 from aprfmt.causes.forward.table import TABLE
-from aprfmt.causes.forward.usual_blocks import Usual
-from aprfmt.causes.forward.usual_mistakes import usual_changes
+from aprfmt.causes.forward.usual_blocks import UsualMistake
+from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
 from aprfmt.diagnosis.found import KINDS, Diagnosis
 from aprfmt.diagnosis.words import first_lines
@@ -117,11 +117,11 @@ SEEDED_ELSEWHERE = {
 USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in
 
 
-def tried(base: str) -> list[Usual]:
+def tried(base: str) -> list[UsualMistake]:
     """Return the usual mistakes that are tried in a pass of a tiny model."""
     with open_model(tiny_folder(base)) as model:
         patched = PatchedModel.of(model, IDS, "float32", None)
-        found = usual_changes(patched)
+        found = usual_mistakes(patched)
         patched.weights.close()
     return found
 

@@ -1,7 +1,8 @@
 """`diagnose` claims only what it knows: evidence that is true of any damage confirms no cause, no
 weight is blamed for its neighbour, zeros give no verdict, and what rounding hides is reported.
 
-Seen red: every result of `foreign` counted as sure, the last weight blamed for all operations.
+Seen red: every result of `judge_foreign` counted as sure, the last weight
+blamed for all operations.
 """
 
 from pathlib import Path
@@ -12,12 +13,12 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.tensor import other_tensors
-from aprfmt.causes.tensor.foreign_values import Foreign, foreign
+from aprfmt.causes.tensor.foreign_values import ForeignVerdict, judge_foreign
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.diagnosis import diagnose, tensors
-from aprfmt.diagnosis.zero_values import rounding_hides
+from aprfmt.diagnosis.zero_values import hidden_by_rounding
 from aprfmt.measure.proofs import unfitted_proof
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.measure.tolerances import ONE_OPERATION, SMALLEST_BUG
 from tests.cli.run import aprfmt as command
 from tests.diagnose import files
@@ -30,7 +31,7 @@ from tests.models import IDS
 # --- another tensor, or a damaged one -------------------------------------------------------------
 
 
-class Held(Reader):
+class Held(RowReader):
     """A matrix in memory, as a tensor."""
 
     def __init__(self, values: Any, encoding: str = "F32") -> None:
@@ -73,25 +74,25 @@ DAMAGE: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_not_taken_for_another_tensor(name: str) -> None:
     damage, why = DAMAGE[name]
-    found = foreign(Held(weights(1)), Held(damage(weights(1))))
+    found = judge_foreign(Held(weights(1)), Held(damage(weights(1))))
     assert not found.sure and why in found.says, found.says
 
 
 @pytest.mark.parametrize("seed", range(2, 8))
 def test_another_tensor_is_told_and_so_is_a_constant(seed: int) -> None:
-    assert foreign(Held(weights(1)), Held(weights(seed))).sure
-    filled = foreign(Held(weights(1)), Held(np.full((96, 64), 0.5)))
+    assert judge_foreign(Held(weights(1)), Held(weights(seed))).sure
+    filled = judge_foreign(Held(weights(1)), Held(np.full((96, 64), 0.5)))
     assert filled.sure and "0.5 everywhere" in filled.says
-    assert not foreign(Held(weights(1, (4, 8))), Held(weights(2, (4, 8)))).sure  # too few
-    assert not foreign(Held(np.ones((96, 64))), Held(np.ones((96, 64)))).sure
+    assert not judge_foreign(Held(weights(1, (4, 8))), Held(weights(2, (4, 8)))).sure  # too few
+    assert not judge_foreign(Held(np.ones((96, 64))), Held(np.ones((96, 64)))).sure
 
 
 def test_an_order_is_seen_through_an_encoding() -> None:
     x = weights(1)
     moved = np.random.default_rng(3).permutation(x.ravel()).reshape(x.shape)
     rounded = moved.astype(ml_dtypes.bfloat16).astype(np.float32)
-    assert "order" in foreign(Held(x), Held(rounded, "BF16")).says
-    assert foreign(Held(x), Held(weights(2).astype(ml_dtypes.bfloat16), "BF16")).sure
+    assert "order" in judge_foreign(Held(x), Held(rounded, "BF16")).says
+    assert judge_foreign(Held(x), Held(weights(2).astype(ml_dtypes.bfloat16), "BF16")).sure
 
 
 def test_a_stale_tensor_is_confirmed_by_evidence_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,7 @@ def test_a_stale_tensor_is_confirmed_by_evidence_only(monkeypatch: pytest.Monkey
     assert lead.residual_after == 0 and lead.residual_before
     assert "true of any damage" in " ".join(row.says for row in found.evidence)
     for module in (tensors, other_tensors):
-        monkeypatch.setattr(module, "foreign", lambda a, b: Foreign(True, "believed"))
+        monkeypatch.setattr(module, "foreign", lambda a, b: ForeignVerdict(True, "believed"))
     a, b = FAULTS["noise"].make()
     assert diagnose(str(a), str(b)).confidence == "confirmed"
 
@@ -173,7 +174,7 @@ def test_a_16_bit_trace_says_below_which_distance_it_shows_nothing() -> None:
 
 def test_only_tolerances_that_hide_a_bug_are_named() -> None:
     rows = [(row.rel_l2, dtype) for dtype, row in ONE_OPERATION.items()]
-    said = list(rounding_hides("B", [*rows, *rows]))
+    said = list(hidden_by_rounding("B", [*rows, *rows]))
     assert len(said) == sum(bound > SMALLEST_BUG for bound, _ in rows) == 3
     assert all("at 2 points" in text for text in said)
     assert not any("float64" in text for text in said)
@@ -256,7 +257,7 @@ def test_a_claim_of_equal_function_is_held_against_the_pass(monkeypatch: Any) ->
     def claimed(case: Any, row: Any, *rest: Any) -> Any:
         return make_finding(row.cause, (case.key,), (row.says,), 1.0, 0.0, unfitted_proof(100))
 
-    monkeypatch.setattr(symmetry, "_equal", claimed)
+    monkeypatch.setattr(symmetry, "_order_explanation", claimed)
     folder = tiny_folder("llama")
     moved = files.copy(folder, "rows-only", tensors=files.edit(UP, lambda x: x[::-1]))
     found = diagnose(str(folder), str(moved))

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 
 from aprfmt.causes.forward.norm_order import rounded_to
-from aprfmt.causes.forward.routing_rules import mistakes
-from aprfmt.causes.forward.usual_mistakes import usual_changes
+from aprfmt.causes.forward.routing_rules import wrong_routing_rules
+from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.diagnosis import Diagnosis, diagnose
 from aprfmt.diagnosis.rowwise import FAR
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -95,7 +95,7 @@ def test_another_factor_on_positions_is_held_against_the_scaling_that_the_model_
     said = {}
     for name in ("phi3", "qwen2"):
         with open_model(tiny_folder(name)) as model:
-            changes = [row.change for row in usual_changes(PatchedModel.of(model, IDS, "float32"))]
+            changes = [row.change for row in usual_mistakes(PatchedModel.of(model, IDS, "float32"))]
         said[name] = {row.says for row in changes if row.says.startswith("positions are divided")}
     assert said["phi3"] and all(row.endswith("; the model says longrope") for row in said["phi3"])
     assert said["qwen2"] and all(row.endswith("model does not say") for row in said["qwen2"])
@@ -121,7 +121,7 @@ def test_a_weight_with_two_faults_is_not_right_without_one_of_them() -> None:
 
 def test_every_other_ranking_of_groups_of_experts_is_tried() -> None:
     with open_model(tiny_folder("deepseek_v3")) as model:
-        made = list(mistakes(PatchedModel.of(model, IDS, "float32")))
+        made = list(wrong_routing_rules(PatchedModel.of(model, IDS, "float32")))
     ranked = {rule.groups: says for says, rule in made if says.startswith("groups of experts")}
     assert set(ranked) == {"best", "mean", "none"}
     assert all(

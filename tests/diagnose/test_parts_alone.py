@@ -13,7 +13,7 @@ from aprfmt.causes.forward.mismatch import Change
 from aprfmt.diagnosis import direct, examine, quantities, tensors
 from aprfmt.diagnosis.answers import Solution
 from aprfmt.diagnosis.nextstep import missing_points
-from aprfmt.diagnosis.relations import relation
+from aprfmt.diagnosis.relations import relation_text
 from aprfmt.diagnosis.search import DEEPEST, Search, SearchStep, TriedSteps
 
 
@@ -59,13 +59,13 @@ def test_alike_are_other_steps_of_the_same_cause_that_solve_it() -> None:
 def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
     label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensors, "_is_role", lambda a, b, key: True)
-    monkeypatch.setattr(tensors, "_undecoded", lambda model, keys: "")
+    monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
+    monkeypatch.setattr(tensors, "_undecoded_text", lambda model, keys: "")
     rows: Any = [SimpleNamespace(key=f"L{i}.ffn_up.weight", verdict=label) for i in range(3)]
     evidence: list[Any] = []
     found: Any = SimpleNamespace(evidence=evidence, runs=True, reason="", add=lambda *_: None)
     model: Any = SimpleNamespace()
-    tensors._missing(model, model, rows, found)
+    tensors._record_missing(model, model, rows, found)
     side = "B" if label == "ONLY_IN_A" else "A"
     assert [one.says for one in evidence] == [f"{side} lacks 3 tensors"]
     assert evidence[0].where == tuple(row.key for row in rows)
@@ -77,18 +77,18 @@ def test_factors_of_columns_are_said_only_of_rows_enough_to_show_them(tokens: in
     """Two rows are any two rows' multiples nearly: a fit of them is none."""
     rng = np.random.default_rng(3)
     mine = rng.normal(size=(tokens, 8))
-    said = relation(mine, mine * rng.uniform(0.5, 2, 8), 1e-3)
+    said = relation_text(mine, mine * rng.uniform(0.5, 2, 8), 1e-3)
     assert ("every column" in said) == (tokens > 2)
-    assert "every row" in relation(mine, mine * rng.uniform(0.5, 2, (tokens, 1)), 1e-3)
-    assert "same vector added" in relation(mine, mine + 5 * rng.normal(size=8), 1e-3)
-    assert relation(mine, mine, 1e-3) == ""
+    assert "every row" in relation_text(mine, mine * rng.uniform(0.5, 2, (tokens, 1)), 1e-3)
+    assert "same vector added" in relation_text(mine, mine + 5 * rng.normal(size=8), 1e-3)
+    assert relation_text(mine, mine, 1e-3) == ""
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_an_experts_capacity_is_tried_where_all_rows_are_compared(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aprfmt.diagnosis.search.capacity", lambda case: ["change"])
+    monkeypatch.setattr("aprfmt.diagnosis.search.find_capacity", lambda case: ["change"])
     calls = [SimpleNamespace(op="add_weighted")]
     case = SimpleNamespace(view=SimpleNamespace(calls=calls), rows=range(rows), tokens=5)
     steps = list(Search._by_rows(cast(Any, SimpleNamespace(case=case))))
@@ -102,18 +102,18 @@ def test_an_answer_is_tried_in_fewer_layers_only_where_it_lies_in_one(
 ) -> None:
     asked: list[Any] = []
     change = Change("rope", "", ())
-    monkeypatch.setattr(examine, "spanned", lambda case: range(spanned))
+    monkeypatch.setattr(examine, "spanned_layers", lambda case: range(spanned))
 
     def scopes(case: Any, change: Change) -> list[None]:
         asked.append(change)
         return [None]
 
-    monkeypatch.setattr(examine, "scopes_of", scopes)
+    monkeypatch.setattr(examine, "layer_scopes", scopes)
     passed = SimpleNamespace(flagged=[])
     monkeypatch.setattr(examine, "shadow_pass", lambda patched, recorded: passed)
-    monkeypatch.setattr(examine, "agreement", lambda case, found, change: None)
+    monkeypatch.setattr(examine, "measure_agreement", lambda case, found, change: None)
     case: Any = SimpleNamespace(layer=layer, patched=None, recorded=None)
-    found = examine._reaching(case, [SearchStep(change, None)], 0.0, set(), {}, 0)
+    found = examine._furthest_in_scope(case, [SearchStep(change, None)], 0.0, set(), {}, 0)
     assert bool(asked) == (spanned == 1 and layer >= 0)
     assert found is not None and found.reach == math.inf
 
@@ -128,9 +128,9 @@ def test_rows_made_for_another_number_of_heads_are_named(heads: int, right: int)
     for order, words in ((pairs, ""), (undone, f", and undone for {right}")):
         if heads == right or np.array_equal(order, rows):
             continue
-        assert linear._permuted_for(order, right) == (heads, words)
+        assert linear._wrong_head_count(order, right) == (heads, words)
     swapped = np.roll(rows, 32 // right)
-    assert linear._permuted_for(swapped, right) is None, "whole heads"
+    assert linear._wrong_head_count(swapped, right) is None, "whole heads"
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -143,9 +143,9 @@ def test_frequencies_are_looked_at_where_they_may_change(kind: str, turned: bool
     }
     plain: dict[str, Any] = {"rope_scaling": None, "context_length": 512}
     a, b = (plain, scaled) if turned else (scaled, plain)
-    assert quantities._lengths(a, b, 1024) == [1, 65, 257, 1024]
-    assert quantities._lengths(a, b, 100) == [1, 65, 100]
-    assert quantities._lengths(plain, plain, 1024) == [1]
+    assert quantities._critical_lengths(a, b, 1024) == [1, 65, 257, 1024]
+    assert quantities._critical_lengths(a, b, 100) == [1, 65, 100]
+    assert quantities._critical_lengths(plain, plain, 1024) == [1]
 
 
 class Values:
@@ -178,16 +178,18 @@ def test_a_first_divergence_is_known_by_its_signature() -> None:
         ("L0.q", x, x[:2], ""),
     ]
     for key, a, b, cause in seen:
-        assert direct.guess(key, cast(Any, Values(a)), cast(Any, Values(b)))[0] == cause, key
+        assert (
+            direct.guess_by_signature(key, cast(Any, Values(a)), cast(Any, Values(b)))[0] == cause
+        ), key
 
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_masks_are_tried_in_every_layer_and_in_each_that_lies_between(
     layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aprfmt.diagnosis.search.spanned", lambda case: set(range(layers)))
-    monkeypatch.setattr("aprfmt.diagnosis.search.masks", lambda rows, tokens: ["mask"])
-    monkeypatch.setattr("aprfmt.diagnosis.search.solvers", lambda case: [])
+    monkeypatch.setattr("aprfmt.diagnosis.search.spanned_layers", lambda case: set(range(layers)))
+    monkeypatch.setattr("aprfmt.diagnosis.search.solve_masks", lambda rows, tokens: ["mask"])
+    monkeypatch.setattr("aprfmt.diagnosis.search.row_solvers", lambda case: [])
     view = SimpleNamespace(calls=[SimpleNamespace(op="probs")], tolerance=1e-3)
     case = SimpleNamespace(view=view, rows=range(5), tokens=5, by_row=lambda view: np.ones(5))
     steps = list(Search._by_rows(cast(Any, SimpleNamespace(case=case))))
@@ -229,7 +231,7 @@ def test_a_step_that_agrees_further_takes_the_place_of_another(
         answer = Solution(steps[-1].change, None, 0.1, None, 1.0, cast(Any, None), cast(Any, None))
         return replace(answer, reach=5.0 if better in steps and len(steps) == 2 else 1.0)
 
-    monkeypatch.setattr(examine, "_reaching", reaching)
+    monkeypatch.setattr(examine, "_furthest_in_scope", reaching)
     joined = TriedSteps((first, second), 0.1, 2.0)
     search: Any = SimpleNamespace(
         run=lambda: [joined], needed=lambda joined: [(first, 0.3), (second, 0.4)],
@@ -241,6 +243,6 @@ def test_a_step_that_agrees_further_takes_the_place_of_another(
         examine, "replace", lambda one, **new: one if one is view else replace(one, **new)
     )
     case: Any = SimpleNamespace(found=SimpleNamespace(views={"L0.q": view}), view=view)
-    made = examine._searched(case, search, [], set())
+    made = examine._search_usual_mistakes(case, search, [], set())
     assert asked == [[first, second], [better, second]]
     assert [one.answer.change for one in made if one.answer] == [better.change, second.change]

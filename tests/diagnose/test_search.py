@@ -10,7 +10,7 @@ from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.examine import examine
-from aprfmt.diagnosis.rowwise import masks
+from aprfmt.diagnosis.rowwise import solve_masks
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
@@ -91,10 +91,10 @@ def test_what_later_answers_disprove_is_dropped() -> None:
 
 
 def test_masks_are_read_from_the_rows_that_differ() -> None:
-    says = [change.says for change in masks(np.array([9, 10, 11, 12]), 13)]
+    says = [change.says for change in solve_masks(np.array([9, 10, 11, 12]), 13)]
     assert any("tokens from 9 on" in text for text in says)
     assert any("chunks of 9" in text for text in says)
-    first = [change.says for change in masks(np.arange(6), 13)]
+    first = [change.says for change in solve_masks(np.arange(6), 13)]
     assert any("the first 7 tokens all see each other" in text for text in first)
-    assert not list(masks(np.array([], np.int64), 13))
-    assert all(isinstance(change, Change) for change in masks(np.array([3]), 13))
+    assert not list(solve_masks(np.array([], np.int64), 13))
+    assert all(isinstance(change, Change) for change in solve_masks(np.array([3]), 13))

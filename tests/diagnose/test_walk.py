@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.causes.forward.attention import cap_of
+from aprfmt.causes.forward.attention import solve_cap
 from aprfmt.causes.forward.mismatch import short_numbers
 from aprfmt.diagnosis import conclude, diagnose
-from aprfmt.diagnosis.prompt import hidden_from
-from aprfmt.diagnosis.relations import relation, sureness
+from aprfmt.diagnosis.prompt import hidden_causes
+from aprfmt.diagnosis.relations import relation_text, sureness
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.probe_ids import LONGEST, choose_ids
-from aprfmt.inference.replay.recorded_trace import fit
+from aprfmt.inference.replay.recorded_trace import fit_values
 from aprfmt.inference.trace_file import load_trace
 from aprfmt.measure.distances import rel_l2
 from tests.diagnose import files
@@ -138,7 +138,9 @@ def test_gains_are_printed_so_that_a_spike_is_no_cause() -> None:
     entering, here = rows["L0.out"].direct, rows["L1.attn_out"]
     assert entering and here.direct and here.gain == pytest.approx(here.direct / entering)
     spike = replace(here, gain=53.0, direct=0.5)
-    (said,) = conclude.spikes([here, spike] if (here.gain or 0) <= conclude.GAIN else [spike])
+    (said,) = conclude.largest_gains(
+        [here, spike] if (here.gain or 0) <= conclude.GAIN else [spike]
+    )
     assert "53 times its layer's input: a gain, no cause by itself" in said.says
 
 
@@ -174,7 +176,7 @@ def test_lengths_of_vectors_and_values_without_places_confirm_no_other_point() -
     x = rng.normal(size=(6, 2, 8)).astype(np.float32)
     turned, _ = np.linalg.qr(rng.normal(size=(8, 8)))
     others = (2 * x, x @ turned, rng.permuted(x, axis=0), -rng.random(x.shape))
-    said = [relation(x, y, 1e-3) for y in others]
+    said = [relation_text(x, y, 1e-3) for y in others]
     assert [sureness([text]) for text in said] == ["confirmed", "explained", "explained", "located"]
     assert sureness(said[:2]) == "explained" and sureness([said[0], ""]) == "located"
 
@@ -220,10 +222,10 @@ def test_chosen_ids_are_long_enough_for_windows_and_lengths() -> None:
 
 def test_what_tokens_cannot_show_is_said() -> None:
     windowed = hyper("mistral")
-    said = " ".join(hidden_from(windowed, 1))
+    said = " ".join(hidden_causes(windowed, 1))
     assert "mask" in said and "sliding_window" in said and "softmax_reduction" in said
-    assert not any("sliding_window" in text for text in hidden_from(windowed, WINDOW + 1))
-    assert "rope_scaling" in " ".join(hidden_from(hyper("llama-dynamic"), 10))
+    assert not any("sliding_window" in text for text in hidden_causes(windowed, WINDOW + 1))
+    assert "rope_scaling" in " ".join(hidden_causes(hyper("llama-dynamic"), 10))
     source = tiny_folder("mistral")
     copy = files.copy(source, "no-window", config={"sliding_window": None})
     short = diagnose(str(source), str(copy), ids=IDS[:4])
@@ -305,15 +307,15 @@ def test_distances_rows_and_masks() -> None:
     huge = np.array([4e25, 1], np.float32)  # its square overflows float32
     assert rel_l2(np.ones(2, np.float32), huge) == pytest.approx(1)
     assert rel_l2(np.zeros(3), np.zeros(3)) == 0 and rel_l2(np.ones(3), np.zeros(3)) == math.inf
-    part = fit(x[[1, 3]], (1, 3), "float32", (4, 3), 0, 4)
+    part = fit_values(x[[1, 3]], (1, 3), "float32", (4, 3), 0, 4)
     assert part is not None and part.rows is not None and part.rows.tolist() == [1, 3]
     assert part.distance(x, 0) == 0 and part.distance(x + 1, 0) > 0
     assert np.array_equal(part.into(np.zeros((4, 3)), 0)[[0, 2]], np.zeros((2, 3)))
-    last = fit(x[-1:].reshape(-1), None, "float32", (4, 3), 0, 4)
+    last = fit_values(x[-1:].reshape(-1), None, "float32", (4, 3), 0, 4)
     assert last is not None and last.rows is not None and last.rows.tolist() == [3]
-    assert fit(x.reshape(-1)[:5], None, "float32", (4, 3), 0, 4) is None
+    assert fit_values(x.reshape(-1)[:5], None, "float32", (4, 3), 0, 4) is None
     scores = np.array([[[1.0, -np.inf], [2.0, 3.0]]])
-    masked = fit(scores, (0, 1), "float32", (1, 2, 2), 1, 2)
+    masked = fit_values(scores, (0, 1), "float32", (1, 2, 2), 1, 2)
     assert masked is not None and masked.distance(np.array([[[1.0, 9.0], [2.0, 3.0]]]), 1) == 0
 
 
@@ -321,5 +323,5 @@ def test_numbers_are_short_where_they_can_be() -> None:
     assert short_numbers(9999.7)[0] == 10000.0
     assert short_numbers(7345.2)[-1] == 7345.2
     plain = np.linspace(-20, 20, 101)
-    assert cap_of(plain, 7 * np.tanh(plain / 7)) == pytest.approx(7, rel=1e-4)
-    assert cap_of(plain, plain) is None
+    assert solve_cap(plain, 7 * np.tanh(plain / 7)) == pytest.approx(7, rel=1e-4)
+    assert solve_cap(plain, plain) is None

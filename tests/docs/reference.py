@@ -25,7 +25,7 @@ from aprfmt.arch.docs_page import architectures_page as architectures
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.markdown import table
 from aprfmt.base.outcome import EXIT_CODES
-from aprfmt.causes import CAUSES, judged
+from aprfmt.causes import CAUSES, judging_sentences
 from aprfmt.checks.gates.running import QaOptions
 from aprfmt.checks.table import CHECKS, CheckRow
 from aprfmt.cli.commands import COMMANDS, GROUPS
@@ -173,7 +173,7 @@ def causes() -> str:
                 row.means,
                 row.signature,
                 row.confirms,
-                "; ".join(judged(name)),
+                "; ".join(judging_sentences(name)),
             )
             for name in sorted(CAUSES.own)
             if (row := CAUSES[name]).level == level

@@ -176,10 +176,10 @@ def _html(root: Path, version: int) -> None:
 
 def _manifest(root: Path, version: int) -> None:
     from aprfmt.model import open_model
-    from aprfmt.model.manifest import write
+    from aprfmt.model.manifest import write_manifest
 
     with open_model(root / "model.safetensors") as model:
-        write(model, [{"name": f"v{version}"}] * 500, force=True)
+        write_manifest(model, [{"name": f"v{version}"}] * 500, force=True)
 
 
 def _model_beside(root: Path) -> None:

@@ -26,7 +26,7 @@ from aprfmt.inference.trace_file import trace_of
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import parse_config
 from aprfmt.quantizing.imatrix import parse_imatrix
-from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
 from aprfmt.tokenizer.keys import HF_JSON
 from tests.fuzz.containers import plain, worth_copying
 from tests.fuzz.contract import BrokenPromiseError, same
@@ -75,13 +75,13 @@ def vocabulary(data: bytes) -> None:
 
 def _tokenize(form: str, metadata: Mapping[str, Any]) -> None:
     model = fake(form, metadata)
-    facts(model, quick=True)
-    made = load(model)
+    tokenizer_facts(model, quick=True)
+    made = load_tokenizer(model)
     ids = made.encode(TEXT)
     made.decode(ids)
     made.token(0)
-    same(ids, load(model).encode(TEXT), "the ids of a text")
-    facts(model)
+    same(ids, load_tokenizer(model).encode(TEXT), "the ids of a text")
+    tokenizer_facts(model)
     for carry in (to_gguf, to_apr, to_hf):
         carry(model)
 

@@ -267,8 +267,8 @@ def _bundles() -> tuple[bytes, ...]:
     """Cut a norm and a product out of a model of four columns, as parity does."""
     from aprfmt.formats.gguf.reader import open_buffer
     from aprfmt.inference.device import parse_run
-    from aprfmt.inference.parity.bundle import Bundle, save_bundle
-    from aprfmt.inference.parity.cell import cut_out
+    from aprfmt.inference.parity.bundle import ReproductionBundle, save_bundle
+    from aprfmt.inference.parity.cell import cut_cell
     from aprfmt.inference.session import Session
     from aprfmt.inference.trace import Kept
     from aprfmt.model import Model
@@ -282,9 +282,11 @@ def _bundles() -> tuple[bytes, ...]:
                 [1, 2], list(session.points), keep=kept.keep, fetch=kept.fetch, logits_rows="all"
             )
         for key in ("L0.attn_norm", "logits"):
-            cell = cut_out(model, key, [1, 2], trace.values, numpy)
+            cell = cut_cell(model, key, [1, 2], trace.values, numpy)
             value = cell.run(numpy)
-            made = Bundle(cell, value, value, ("numpy", "numpy"), 0.0, 1e-6, False, {"model": "x"})
+            made = ReproductionBundle(
+                cell, value, value, ("numpy", "numpy"), 0.0, 1e-6, False, {"model": "x"}
+            )
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "x.safetensors")
                 save_bundle(path, made, ["aprfmt"])

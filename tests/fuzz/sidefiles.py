@@ -39,7 +39,7 @@ from aprfmt.measure.traces import compare_traces
 from aprfmt.model import Model
 from aprfmt.model import manifest as side_manifest
 from aprfmt.model.hf_folder import HFFolder, parse_config
-from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
 from aprfmt.tokenizer.keys import HF_JSON
 from tests.fuzz.containers import worth_copying
 from tests.fuzz.contract import BrokenPromiseError, check_shown, same
@@ -98,7 +98,7 @@ def calibration(data: bytes) -> None:
 
 def manifest(data: bytes) -> None:
     """Read a manifest of hashes, compare a model with it and with the model's own record."""
-    found = side_manifest.parse(_value(data), PATH)
+    found = side_manifest.parse_manifest(_value(data), PATH)
     fake = cast(Model, SimpleNamespace(format=found.get("format")))
     rows = [
         {"key": "a", "names": ["a"], "encoding": "F32", "shape": [1], "raw": ["0"], "decoded": "1"}
@@ -108,14 +108,14 @@ def manifest(data: bytes) -> None:
         read = side_manifest.file_rows
         side_manifest.file_rows = lambda model, blocks=False, have=have: have  # type: ignore[misc]
         try:
-            failures = side_manifest.compare(found, fake, tensors)
+            failures = side_manifest.compare_manifest(found, fake, tensors)
         finally:
             side_manifest.file_rows = read
         for failure in failures:
             check_shown(escape(f"{failure['key']}: {failure['what']}"))
     same(failures, [], "a manifest compared with itself")
     same(
-        side_manifest.parse(loads(dumps(found), "again", max_bytes=2 * LIMIT), PATH),
+        side_manifest.parse_manifest(loads(dumps(found), "again", max_bytes=2 * LIMIT), PATH),
         found,
         "a manifest",
     )
@@ -162,10 +162,10 @@ def companions(data: bytes) -> None:
     config = parse_config(texts["config.json"].encode(), PATH) if "config.json" in texts else None
     model = cast(Any, fake("safetensors", {}))
     model.folder, model.config = HFFolder(Path("folder"), config, texts), config
-    facts(model, quick=True)
-    made = load(model)
+    tokenizer_facts(model, quick=True)
+    made = load_tokenizer(model)
     made.decode(made.encode("ab <s>"))
-    facts(model)
+    tokenizer_facts(model)
     for carry in (to_gguf, to_apr, to_hf):
         carry(model)
 
@@ -186,8 +186,8 @@ def carried(data: bytes) -> None:
         steps: list[Callable[[Any], Any]] = [
             read_texts,
             config_text,
-            facts,
-            load,
+            tokenizer_facts,
+            load_tokenizer,
             to_gguf,
             to_apr,
             to_hf,
@@ -258,11 +258,11 @@ def _stages() -> Path:
 
 def stages(data: bytes) -> None:
     """Read aprfmt-trace.json, alone and with the APRT stages, and compare the trace."""
-    found = aprt_facts.parse(_value(data), str(PATH))
+    found = aprt_facts.parse_facts(_value(data), str(PATH))
     again = loads(dumps(aprt_facts.to_json(found), "again"), "again", max_bytes=4 * LIMIT)
-    same(aprt_facts.parse(again, str(PATH)), found, aprt_facts.NAME)
+    same(aprt_facts.parse_facts(again, str(PATH)), found, aprt_facts.NAME)
     (_stages() / aprt_facts.NAME).write_bytes(data)
-    same(aprt_facts.read(_stages()), found, "read")
+    same(aprt_facts.read_facts(_stages()), found, "read")
     trace = load_aprt(_stages())
     json.dumps(trace.to_json())
     for key, record in trace.records.items():

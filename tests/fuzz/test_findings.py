@@ -19,7 +19,7 @@ from aprfmt.formats.gguf.reader import open_buffer
 from aprfmt.inference.aprt import read_aprt
 from aprfmt.inference.engines.npz import NpzFile, load_npz
 from aprfmt.model import Model
-from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
 from aprfmt.tokenizer.keys import HF_JSON
 from tests.cli.run import aprfmt, process
 from tests.formats.apr_files import AprFile, Tensor
@@ -54,7 +54,13 @@ TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
 
 
 def use(model: Model) -> None:
-    for work in (facts, to_gguf, to_apr, to_hf, lambda m: load(m).encode("ab <s>")):
+    for work in (
+        tokenizer_facts,
+        to_gguf,
+        to_apr,
+        to_hf,
+        lambda m: load_tokenizer(m).encode("ab <s>"),
+    ):
         try:
             work(model)
         except AprfmtError as error:
@@ -82,7 +88,7 @@ def test_a_panic_is_one_line_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_stderr_is_back_after_the_library_was_asked(capfd: pytest.CaptureFixture[str]) -> None:
-    load(fake("gguf", {HF_JSON: json.dumps(JSON)})).encode("ab")
+    load_tokenizer(fake("gguf", {HF_JSON: json.dumps(JSON)})).encode("ab")
     os.write(2, b"heard")
     assert capfd.readouterr().err == "heard"
 
@@ -99,7 +105,7 @@ def test_byte_tokens_that_are_none(token: str) -> None:
             "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 6, 6, 6],
         },
     )
-    made = load(model)
+    made = load_tokenizer(model)
     ids = made.encode("a\n")
     assert ids[-1] == 8
     assert made.decode([7, 8, 4]) == "\n\na"  # two ids of one byte

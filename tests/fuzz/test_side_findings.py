@@ -13,7 +13,7 @@ from aprfmt.cli.run_options import parse_npy
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import llama_text
 from aprfmt.inference.engines.llama_text import is_eval_text, load_eval_text
-from aprfmt.inference.parity.bundle import HEADER, SCHEMA, replay
+from aprfmt.inference.parity.bundle import HEADER, SCHEMA, replay_bundle
 from tests.cli.run import aprfmt
 from tests.fuzz import side_seeds
 from tests.fuzz.contract import judge
@@ -121,7 +121,7 @@ def test_long_lines_are_looked_at_once(unit: str, tmp_path: Path) -> None:
     long = unit * ((1 << 20) // len(unit))
     (tmp_path / "x.txt").write_text(long + "\n")
     assert not is_eval_text(tmp_path / "x.txt")
-    assert llama_text._head(long) is None and llama_text._counted(long) is None
+    assert llama_text._match_node_head(long) is None and llama_text._match_token_count(long) is None
     with pytest.raises(FormatError, match="line 1 is over"):
         with load_eval_text(tmp_path / "x.txt"):
             raise AssertionError
@@ -159,7 +159,7 @@ def reproduction(path: Path, **changed: Any) -> Path:
 
 
 def test_a_reproduction_is_replayed(tmp_path: Path) -> None:
-    assert not replay(reproduction(tmp_path / "x.safetensors")).reproduced
+    assert not replay_bundle(reproduction(tmp_path / "x.safetensors")).reproduced
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_reproduction_of_what_does_not_fit_is_one_error(
     from aprfmt.errors import AprfmtError
 
     with pytest.raises(AprfmtError, match=says) as caught:
-        replay(reproduction(tmp_path / "x.safetensors", **{key: value}))
+        replay_bundle(reproduction(tmp_path / "x.safetensors", **{key: value}))
     assert len(str(caught.value)) < 600
 
 

@@ -10,7 +10,7 @@ import pytest
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.parity.between import parity
+from aprfmt.inference.parity.between import compare_choices
 from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.model import open_model
@@ -120,11 +120,11 @@ def halved(model: Any, ids: Any, choice: Any, **options: Any) -> Iterator[Any]:
     """Give numpy's trace with the final norm halved: an engine that is wrong in one place."""
     from dataclasses import replace
 
-    from aprfmt.inference.device import choose
+    from aprfmt.inference.device import choose_device
     from aprfmt.inference.running import RunRequest, traced
 
     wanted, rows = options.get("wanted"), options.get("logits_rows", "all")
-    asked = RunRequest(tuple(ids), choose(), wanted=wanted, logits_rows=rows)
+    asked = RunRequest(tuple(ids), choose_device(), wanted=wanted, logits_rows=rows)
     with traced(asked, model) as trace:
 
         def fetch(key: str) -> Any:
@@ -145,4 +145,6 @@ def crooked_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def compared(name: str, runs: list[str], **options: Any) -> Parity:
     with open_model(judged(name).folder) as model:
-        return parity(model, [parse_run(run) for run in runs], ParityRequest(IDS, **options))
+        return compare_choices(
+            model, [parse_run(run) for run in runs], ParityRequest(IDS, **options)
+        )

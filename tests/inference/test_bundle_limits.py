@@ -12,6 +12,6 @@ from aprfmt.inference.parity import bundle
 )
 def test_a_hyperparameter_is_bounded(name: str, most: int) -> None:
     found = {"n_layers": 1, name: most}
-    assert bundle._hyper(found, "llama", "x") == found
+    assert bundle._read_hyper(found, "llama", "x") == found
     with pytest.raises(FormatError, match=f"x: {name}"):
-        bundle._hyper(found | {name: most + 1}, "llama", "x")
+        bundle._read_hyper(found | {name: most + 1}, "llama", "x")

@@ -7,7 +7,13 @@ import pytest
 import safetensors.numpy
 
 from aprfmt.errors import BackendUnavailableError, FormatError, UsageError
-from aprfmt.inference.parity.bundle import HEADER, bundle_of, load_bundle, replay, save_bundle
+from aprfmt.inference.parity.bundle import (
+    HEADER,
+    bundle_of,
+    load_bundle,
+    replay_bundle,
+    save_bundle,
+)
 from tests.inference.crooked import compared
 from tests.inference.crooked import crooked_backends as crooked_backends
 
@@ -36,7 +42,7 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
         load_bundle(path)
     safetensors.numpy.save_file(tensors, path, {"x": "y"})
     with pytest.raises(FormatError, match="expected a file of parity --bundle"):
-        replay(path)
+        replay_bundle(path)
 
 
 def test_a_replay_on_an_engine_needs_its_recorded_value(tmp_path: Path) -> None:
@@ -46,6 +52,6 @@ def test_a_replay_on_an_engine_needs_its_recorded_value(tmp_path: Path) -> None:
     path = tmp_path / "b.safetensors"
     save_bundle(path, bundle, [])
     with pytest.raises(BackendUnavailableError, match="computes no single operation"):
-        replay(path, ["numpy", "transformers"])
+        replay_bundle(path, ["numpy", "transformers"])
     with pytest.raises(UsageError, match="is of two runs"):
-        replay(path, ["numpy"])
+        replay_bundle(path, ["numpy"])

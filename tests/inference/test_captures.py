@@ -11,10 +11,10 @@ import pytest
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures, statistics
 from aprfmt.inference.engines.captures import open_captures
-from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, laid_out
+from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, apply_layout
 from aprfmt.inference.engines.mapping import load_mapped, read_mapping
 from aprfmt.inference.engines.opening import open_trace, trace_kind
-from aprfmt.inference.engines.proposing import propose
+from aprfmt.inference.engines.proposing import propose_mapping
 from aprfmt.inference.trace_file import load_trace
 from tests.cli.run import Done, aprfmt
 from tests.diagnose.engines import tiny_folder, trace
@@ -59,7 +59,9 @@ def test_every_layout_comes_back_into_ours() -> None:
     wide = np.concatenate([values.reshape(7, 12), np.ones((7, 5), np.float32)], 1)[None]
     there[PADDED] = wide
     for chain, given in there.items():
-        assert np.array_equal(laid_out(given, chain, PointLayout((7, 3, 4), 7), "x"), values), chain
+        assert np.array_equal(apply_layout(given, chain, PointLayout((7, 3, 4), 7), "x"), values), (
+            chain
+        )
 
 
 def test_arrays_are_mapped_by_values_layouts_and_rows(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_arrays_are_mapped_by_values_layouts_and_rows(tmp_path: Path) -> None:
         arrays[f"t{layer}_c"] = mixed[f"L{layer}.k"].reshape(len(IDS), -1).T
     arrays["z"] = mixed["logits"][-1:]
     with open_captures(npy(tmp_path / "d", arrays)) as captures:
-        found = propose(captures, right, IDS)
+        found = propose_mapping(captures, right, IDS)
     points = {"a": "attn_norm", "b": "q", "c": "k", "d": "v", "e": "attn_out", "f": "out"}
     for name, row in found.names.items():
         if name == "z":
@@ -91,7 +93,7 @@ def test_arrays_are_mapped_by_values_layouts_and_rows(tmp_path: Path) -> None:
 def test_the_last_row_alone_is_seen_as_such(tmp_path: Path) -> None:
     right = own()
     with open_captures(npy(tmp_path / "d", {"z": right["logits"][-1]})) as captures:
-        row = propose(captures, right, IDS).names["z"]
+        row = propose_mapping(captures, right, IDS).names["z"]
     assert row is not None and (row.key, row.rows, row.certainty) == ("logits", "last", "certain")
 
 
@@ -115,7 +117,7 @@ def test_a_name_decides_before_a_near_value(name: str, apart: float, tmp_path: P
     right[neighbour] = mine + apart / 2 * near * size  # so that the neighbour is the nearer one
     given = mine + apart * near * size
     with open_captures(npy(tmp_path / "d", {name: given})) as captures:
-        row = propose(captures, right, IDS).names[name]
+        row = propose_mapping(captures, right, IDS).names[name]
     assert row is not None and row.key == key, row
     assert row.certainty in ("likely", "possible") and row.why == "its name says so"
 
@@ -125,7 +127,7 @@ def test_an_equal_value_decides_against_a_name(name: str, tmp_path: Path) -> Non
     key, neighbour = NAMED[name]
     right = own()
     with open_captures(npy(tmp_path / "d", {name: right[neighbour]})) as captures:
-        row = propose(captures, right, IDS).names[name]
+        row = propose_mapping(captures, right, IDS).names[name]
     assert row is not None and (row.key, row.certainty) == (neighbour, "certain"), (key, row)
 
 
@@ -177,7 +179,7 @@ def test_columns_of_one_rank_are_no_logits(part: str, tmp_path: Path) -> None:
     right = own()
     right["logits"] = right["logits"][:, :96]
     with open_captures(npy(tmp_path / "d", {name: taken(right["logits"])})) as captures:
-        found = propose(captures, right, IDS, aliases={"logits_raw": "logits"})
+        found = propose_mapping(captures, right, IDS, aliases={"logits_raw": "logits"})
     assert found.names[name] is None and says in found.reasons[name], found
 
 
@@ -185,7 +187,7 @@ def test_rows_of_one_rank_are_named(tmp_path: Path) -> None:
     right = {key: value[:28] for key, value in own().items() if key in ("L0.out", "L1.out")}
     half = {"model.layers.1": right["L1.out"][14:]}
     with open_captures(npy(tmp_path / "d", half)) as captures:
-        found = propose(captures, right, IDS[:28])
+        found = propose_mapping(captures, right, IDS[:28])
     assert "rows 14 to 27 of the 28 of L1.out: rank 1 of 2" in found.reasons["model.layers.1"]
 
 
@@ -474,7 +476,7 @@ def test_arrays_of_torch_save_are_mapped(kind: str, zipped: bool, tmp_path: Path
     torch.save(said, file, _use_new_zipfile_serialization=zipped)
     with open_captures(file) as captures:
         assert captures.names == names
-        row = propose(captures, right, IDS, aliases={"logits_raw": "logits"}).names
+        row = propose_mapping(captures, right, IDS, aliases={"logits_raw": "logits"}).names
         assert {one.key for one in row.values() if one} >= {"L0.q", "logits"}
         assert np.array_equal(captures.read(names[-1]), right["logits"])
     folder = tmp_path / "runs"

@@ -37,7 +37,7 @@ def drawn(tokens: int, decay: float = 0.3) -> tuple[Any, ...]:
 def ruled(inputs: tuple[Any, ...], steps: bool = False) -> tuple[Any, Any]:
     """Return reads and state of ours, by steps or by chunks."""
     q, k, v, g, beta, state = inputs
-    return recurrence.ruled(q, k, v, g, beta, state, steps=steps)
+    return recurrence.delta_rule(q, k, v, g, beta, state, steps=steps)
 
 
 def by_transformers(*inputs: Any) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aprfmt.errors import BackendUnavailableError, UsageError
-from aprfmt.inference.device import choose, parse_run, split_run
+from aprfmt.inference.device import choose_device, parse_run, split_run
 
 NO_GPU = not torch.cuda.is_available()
 
@@ -46,16 +46,16 @@ def test_a_model_path_may_hold_an_at_sign() -> None:
 
 
 def test_defaults_and_requests_are_told_apart() -> None:
-    assert choose().why == "the default"
-    assert choose("cpu").why == "as asked"
-    assert choose("cpu", "torch", "float64").requested == "torch:cpu:float64"
+    assert choose_device().why == "the default"
+    assert choose_device("cpu").why == "as asked"
+    assert choose_device("cpu", "torch", "float64").requested == "torch:cpu:float64"
 
 
 @pytest.mark.skipif(not NO_GPU, reason="NOT-RUN: this machine has a GPU")
 def test_without_a_gpu_cuda_is_refused_and_auto_says_why() -> None:
     with pytest.raises(BackendUnavailableError, match=r"CUDA.*nothing was run on the CPU instead"):
         parse_run("cuda").open()
-    auto = choose("auto")
+    auto = choose_device("auto")
     assert str(auto) == "numpy:cpu:float32"
     assert "auto chose the CPU" in auto.why and "CUDA" in auto.why
 

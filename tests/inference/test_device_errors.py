@@ -24,14 +24,14 @@ from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.cuda_driver import (
     Driver,
     Gpu,
+    ask_driver,
     cupy_problem,
-    driver,
     driver_version,
     gpu_problem,
     installed_torch,
     torch_problem,
 )
-from aprfmt.inference.device import choose, parse_run
+from aprfmt.inference.device import choose_device, parse_run
 from tests.cli.run import ROOT, aprfmt
 
 CHILD = {"PYTHONPATH": str(ROOT)}
@@ -91,10 +91,10 @@ def absent(name: str) -> Any:
 
 
 def test_a_driver_is_asked() -> None:
-    found = driver(lambda name: Library(count=2))
+    found = ask_driver(lambda name: Library(count=2))
     assert found.cuda == (13, 0) and found.why == "" and found.extra == "cuda13"
     assert found.gpus == (Gpu(0, "GPU 40", 400, "9.1"), Gpu(1, "GPU 41", 410, "9.1"))
-    assert driver(lambda name: Library(version=12040)).cuda == (12, 4)
+    assert ask_driver(lambda name: Library(version=12040)).cuda == (12, 4)
     assert driver_version(lambda name: Library()) == "580.159.04"
     assert driver_version(absent) is None and driver_version(lambda name: Library(init=9)) is None
 
@@ -110,12 +110,12 @@ def test_a_driver_is_asked() -> None:
     ],
 )
 def test_what_a_driver_lacks(load: Any, why: str) -> None:
-    found = driver(load)
+    found = ask_driver(load)
     assert why in found.why and found.gpus == ()
 
 
 def test_the_real_driver_answers_or_is_named() -> None:
-    found = driver()
+    found = ask_driver()
     assert bool(found.gpus) != bool(found.why)
     assert isinstance(ctypes.sizeof(ctypes.c_size_t), int)
 
@@ -176,14 +176,14 @@ def test_why_cupy_cannot_run(
     ],
 )
 def test_devices_are_read(device: str, backend: str | None, runs: str) -> None:
-    assert str(choose(device, backend)) == runs
+    assert str(choose_device(device, backend)) == runs
     assert str(parse_run(f"torch:{device}")) == runs
 
 
 @pytest.mark.parametrize("device", ["cuda:x", "cuda:", "cuda:-1", "gpu", "cpu:0", "cuda:all:1"])
 def test_words_that_are_no_device_are_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="expected cpu, cuda, cuda:N, cuda:all or auto"):
-        choose(device)
+        choose_device(device)
     with pytest.raises((UsageError, BackendUnavailableError), match="expected"):
         parse_run(f"cuda:{device}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -260,7 +260,7 @@ def test_the_installed_torch_is_read_without_importing_it(
     found = installed_torch()
     assert found is not None
     assert (found.version, found.cuda) == (torch.__version__, torch.version.cuda)
-    monkeypatch.setattr(cuda_driver, "driver", lambda: NONE)
+    monkeypatch.setattr(cuda_driver, "ask_driver", lambda: NONE)
     assert torch_problem(torch.__version__, torch.version.cuda, NONE) == gpu_problem("torch")
     folder = tmp_path / "torch"
     folder.mkdir()
@@ -275,7 +275,7 @@ def test_the_installed_torch_is_read_without_importing_it(
     assert gpu_problem("torch") == ""  # torch itself says what is wrong
     monkeypatch.setattr(cuda_driver, "find_spec", lambda name: None)
     assert gpu_problem("torch") == ""
-    monkeypatch.setattr(cuda_driver, "driver", lambda: NEW)
+    monkeypatch.setattr(cuda_driver, "ask_driver", lambda: NEW)
     assert gpu_problem("cupy") == "" and gpu_problem("torch") == ""
 
 
@@ -295,15 +295,15 @@ def test_full_memory_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(
         BackendUnavailableError, match=r"'cuda:0': its memory is full \(2 GiB.*SIZE"
     ):
-        with cuda_driver.full_memory_is_named("cuda:0"):
+        with cuda_driver.name_memory_errors("cuda:0"):
             raise OutOfMemoryError("2 GiB\nmore")
     with pytest.raises(ValueError, match="other"):
-        with cuda_driver.full_memory_is_named("cuda:0"):
+        with cuda_driver.name_memory_errors("cuda:0"):
             raise ValueError("other")
 
 
 def test_doctor_says_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "driver", lambda: NEW)
+    monkeypatch.setattr(cuda_driver, "ask_driver", lambda: NEW)
     found = doctor_facts.gpu_devices()
     assert (found["cuda"], found["why"]) == ("13.0", "")
     assert found["gpus"] == [

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aprfmt.diagnosis import diagnose
-from aprfmt.inference.draft import ALIVE, Acceptance
+from aprfmt.inference.draft import ALIVE, DraftCounts
 from aprfmt.model import open_model
-from aprfmt.model.draft import in_head
+from aprfmt.model.draft import is_draft_head
 from tests.cli.run import ROOT, Done, aprfmt
 
 SOUND = ROOT / "fixtures" / "draft"
@@ -112,7 +112,7 @@ def test_a_fault_leaves_it_dead(fault: Fault, tmp_path: Path) -> None:
         found = diagnose(str(SOUND), str(folder))
         assert {each.cause for each in found.findings} == {fault.cause}
         with open_model(folder) as model:
-            assert all(in_head(model, each.where) for each in found.findings)
+            assert all(is_draft_head(model, each.where) for each in found.findings)
         steps = {f"aprfmt eval {folder} --draft --text TEXT"} if fault.shown else {""}
         assert {each.next for each in found.findings} == steps
 
@@ -172,9 +172,9 @@ def test_options_that_do_not_go_together(options: tuple[object, ...], says: str)
 def test_a_choice_of_nan_is_no_agreement() -> None:
     """The likeliest of numbers that are none is the first of them on both sides."""
     mine, drafts = np.eye(4, dtype=np.float32)[[2, 0, 1]], np.eye(4, dtype=np.float32)[[0, 3]]
-    assert Acceptance().plus(mine, drafts) == Acceptance(2, 1)
+    assert DraftCounts().plus(mine, drafts) == DraftCounts(2, 1)
     broken = np.full_like(drafts, np.nan)
-    assert Acceptance(2, 1).plus(np.full_like(mine, np.nan), broken) == Acceptance(4, 1)
+    assert DraftCounts(2, 1).plus(np.full_like(mine, np.nan), broken) == DraftCounts(4, 1)
 
 
 def test_a_trace_shows_the_heads_points_and_where_a_fault_begins(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.dry.estimate import Estimate, estimate_run, estimate_trace, together
+from aprfmt.inference.dry.estimate import Estimate, add_devices, estimate_run, estimate_trace
 from aprfmt.inference.fast import encoded, pages
 from aprfmt.inference.masks import causal_mask
 from aprfmt.inference.running import RunRequest, opened
@@ -233,7 +233,7 @@ def test_runs_that_stay_open_are_added(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path / "m", "bfloat16")
     with open_model(tmp_path / "m") as model:
         a, b = (estimate_trace(model, request(run)) for run in ("numpy", "numpy::float64"))
-    found: tuple[Any, ...] = together([a, b])
+    found: tuple[Any, ...] = add_devices([a, b])
     assert len(found) == 1
     first, second = a.devices[0], b.devices[0]
     assert found[0].weights_bytes == first.weights_bytes + second.weights_bytes

@@ -18,7 +18,7 @@ from aprfmt.base import registry
 from aprfmt.errors import ArchError, BackendUnavailableError, FormatError, UsageError
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.capture import POINTS
-from aprfmt.inference.device import Choice, choose, parse_run, split_run
+from aprfmt.inference.device import DeviceChoice, choose_device, parse_run, split_run
 from aprfmt.inference.engines import ENGINES, EngineRun
 from aprfmt.inference.engines.npz import load_npz
 from aprfmt.inference.engines.opening import is_trace, open_trace
@@ -244,7 +244,7 @@ def captured(name: str) -> dict[str, np.ndarray]:
     from transformers import AutoModelForCausalLM
 
     from aprfmt.inference.engines import transformers as engine
-    from aprfmt.inference.engines.modules import Modules
+    from aprfmt.inference.engines.modules import ModuleMap
 
     network: Any = AutoModelForCausalLM.from_pretrained(
         judged(name).folder, dtype=torch.float32, attn_implementation="eager"
@@ -260,7 +260,7 @@ def captured(name: str) -> dict[str, np.ndarray]:
     def take(key: str, values: Any) -> None:
         found[key] = values.detach().float().numpy()
 
-    with torch.inference_mode(), engine.hooked(network.eval(), Modules(keys), take):
+    with torch.inference_mode(), engine.hook_modules(network.eval(), ModuleMap(keys), take):
         logits = network(torch.tensor([IDS]), use_cache=False).logits
     order = [*found, "logits"]
     return found | {
@@ -382,12 +382,12 @@ def test_a_wrong_model_is_an_error_of_the_engine(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nothing"}')
     import torch
 
-    from aprfmt.inference.engines.transformers import load
+    from aprfmt.inference.engines.transformers import load_network
 
     with pytest.raises(ArchError, match="transformers does not open it"):
-        load(tmp_path, "float32", torch.device("cpu"))
+        load_network(tmp_path, "float32", torch.device("cpu"))
     if not torch.cuda.is_available():
         with pytest.raises(BackendUnavailableError, match="no CUDA device"):
             with ran("llama", "transformers:cuda"):
                 pass
-    assert isinstance(choose(), Choice)
+    assert isinstance(choose_device(), DeviceChoice)

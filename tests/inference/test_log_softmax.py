@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.measure.log_softmax import is_log_softmax, moved_onto
+from aprfmt.measure.log_softmax import is_log_softmax, shift_logits_onto
 from tests.cli.run import Done, aprfmt
 from tests.diagnose.engines import tiny_folder, trace
 from tests.inference.test_captures import own
@@ -38,7 +38,7 @@ def test_only_normalised_rows_are_recognised(
     assert is_log_softmax(made)
     assert not is_log_softmax(made + 0.1) and not is_log_softmax(made - 0.1)
     assert not is_log_softmax(np.exp(made)) and not is_log_softmax(made[:, :-1] - 0.1)
-    np.testing.assert_allclose(moved_onto(x, made), made, atol=1e-4)
+    np.testing.assert_allclose(shift_logits_onto(x, made), made, atol=1e-4)
 
 
 SHAPES: dict[str, Callable[[Any], Any]] = {

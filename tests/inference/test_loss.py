@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.errors import UsageError
-from aprfmt.inference.evaluation import Sample, without_label
-from aprfmt.inference.gates import logits_gate
+from aprfmt.inference.evaluation import Sample, no_label_reason
+from aprfmt.inference.gates import check_logits
 from aprfmt.inference.loss import (
     LossWindow,
     MeanLoss,
+    assess_loss,
+    compare_distributions,
     cross_entropy,
-    divergence,
-    judge,
     mean_loss,
+    plan_loss_windows,
     sample_window,
     window_size,
-    windows,
 )
 
 RANDOM = np.random.default_rng(0)
@@ -34,7 +34,7 @@ LABELS = RANDOM.integers(0, 97, 11)
 
 
 def outcomes(loss: MeanLoss, weights: str = "trained") -> dict[str, str]:
-    return {check.name: check.outcome for check in judge(loss, weights)}  # type: ignore[arg-type]
+    return {check.name: check.outcome for check in assess_loss(loss, weights)}  # type: ignore[arg-type]
 
 
 def measured(nats: float, vocab: int = 1000) -> MeanLoss:
@@ -66,7 +66,7 @@ def test_every_label_is_scored_once_and_predicted_inside_its_window(
     overlap = data.draw(st.integers(0, capacity - prefix - 1))
     scored: list[int] = []
     sequence = list(range(100, 100 + tokens))
-    found = windows(tokens, capacity, prompt=prompt, overlap=overlap, prefix=prefix)
+    found = plan_loss_windows(tokens, capacity, prompt=prompt, overlap=overlap, prefix=prefix)
     for window in found:
         assert prefix <= window.start <= window.first < window.stop <= tokens
         ids = window.ids(sequence)
@@ -87,17 +87,23 @@ def test_every_label_is_scored_once_and_predicted_inside_its_window(
 
 def test_windows_are_the_stated_ones() -> None:
     """Literals: 10 tokens in windows of 4."""
-    assert windows(10, 4) == [LossWindow(0, 4, 1), LossWindow(4, 8, 5), LossWindow(8, 10, 9)]
-    assert windows(9, 4) == [
+    assert plan_loss_windows(10, 4) == [
+        LossWindow(0, 4, 1),
+        LossWindow(4, 8, 5),
+        LossWindow(8, 10, 9),
+    ]
+    assert plan_loss_windows(9, 4) == [
         LossWindow(0, 4, 1),
         LossWindow(4, 8, 5),
     ]  # the last token stands alone
-    assert windows(10, 4, overlap=1) == [
+    assert plan_loss_windows(10, 4, overlap=1) == [
         LossWindow(0, 4, 1),
         LossWindow(3, 7, 4),
         LossWindow(6, 10, 7),
     ]
-    behind = windows(10, 4, prefix=1)  # the first token is BOS, and stands before every window
+    behind = plan_loss_windows(
+        10, 4, prefix=1
+    )  # the first token is BOS, and stands before every window
     assert behind == [LossWindow(1, 4, 1, 1), LossWindow(4, 7, 4, 1), LossWindow(7, 10, 7, 1)]
     assert behind[1].ids("B123456789") == ["B", "4", "5", "6"]  # type: ignore[arg-type, comparison-overlap]
     assert [window_size(size) for size in (512, 2048, 32768)] == [512, 2048, 2048]
@@ -105,15 +111,15 @@ def test_windows_are_the_stated_ones() -> None:
 
 def test_llama_perplexitys_windows_score_their_second_half() -> None:
     """Its source: rows from n_ctx/2 to n_ctx - 2 of each whole chunk, whose first token is BOS."""
-    found = windows(26, 8, prefix=1, convention="llama.cpp")
+    found = plan_loss_windows(26, 8, prefix=1, convention="llama.cpp")
     assert [window.start for window in found] == [1, 9, 17]
     for chunk, window in enumerate(found):
         sequence = list(range(26))
         assert window.ids(sequence) == [0, *range(8 * chunk + 1, 8 * chunk + 8)]
         assert window.rows == range(4, 7) and window.labels == 3
         assert window.first == 8 * chunk + 5
-    assert windows(26, 7, convention="llama.cpp")[1] == LossWindow(7, 14, 11)
-    assert windows(7, 8, convention="llama.cpp") == []
+    assert plan_loss_windows(26, 7, convention="llama.cpp")[1] == LossWindow(7, 14, 11)
+    assert plan_loss_windows(7, 8, convention="llama.cpp") == []
     assert window_size(8192, "llama.cpp") == 512
 
 
@@ -125,7 +131,7 @@ def test_a_window_as_large_as_the_forward_keeps_the_whole_response() -> None:
     cut = sample_window(600, 100, 640)
     assert cut is not None and cut.labels == 40
     with pytest.raises(UsageError, match="windows of 1"):
-        windows(10, 1)
+        plan_loss_windows(10, 1)
 
 
 def test_the_mean_is_weighted_by_tokens_and_leaves_skipped_samples_out() -> None:
@@ -168,18 +174,18 @@ def test_divergence_is_torchs_kl_and_counts_agreement() -> None:
     other = LOGITS + RANDOM.standard_normal(LOGITS.shape).astype(np.float32)
     a, b = (torch.log_softmax(torch.tensor(x, dtype=torch.float64), -1) for x in (LOGITS, other))
     expected = torch.nn.functional.kl_div(b, a, log_target=True, reduction="batchmean")
-    found = divergence(LOGITS, other, LABELS)
+    found = compare_distributions(LOGITS, other, LABELS)
     assert found.kl == pytest.approx(float(expected), rel=1e-12)
     assert found.top1 == float((a.argmax(-1) == b.argmax(-1)).double().mean())
-    same = divergence(LOGITS, LOGITS, LABELS)
+    same = compare_distributions(LOGITS, LOGITS, LABELS)
     assert (same.kl, same.top1, same.correct_change) == (0.0, 1.0, 0.0)
     with pytest.raises(UsageError, match="equal shapes"):
-        divergence(LOGITS, other[:, :50], LABELS)
+        compare_distributions(LOGITS, other[:, :50], LABELS)
 
 
 def test_the_logits_gate_passes_a_working_head_and_fails_dead_ones() -> None:
     def failing(logits: np.ndarray) -> set[str]:
-        return {check.name for check in logits_gate(logits) if check.outcome == "FAIL"}
+        return {check.name for check in check_logits(logits) if check.outcome == "FAIL"}
 
     assert failing(LOGITS[0]) == set()
     assert failing(np.zeros(97, np.float32)) == {"logits-std", "logits-peak"}
@@ -191,14 +197,14 @@ def test_the_logits_gate_passes_a_working_head_and_fails_dead_ones() -> None:
     broken[3] = np.inf
     assert failing(broken) == {"logits-no-inf"}
     assert failing(np.full(5, np.nan)) == {"logits-no-nan", "logits-std"}
-    names = [[check.name for check in logits_gate(x)] for x in (LOGITS[0], np.full(5, np.nan))]
+    names = [[check.name for check in check_logits(x)] for x in (LOGITS[0], np.full(5, np.nan))]
     assert names[0] == names[1]  # what could not be judged is NOT-RUN, never left out
 
 
 def test_the_peak_is_max_minus_mean_over_the_deviation() -> None:
     """5.68 in the source follows from max 11.72, mean -3.33, deviation 2.65."""
     assert (11.72 + 3.33) / 2.65 == pytest.approx(5.679, abs=1e-3)
-    peak = next(check for check in logits_gate(LOGITS[0]) if check.name == "logits-peak")
+    peak = next(check for check in check_logits(LOGITS[0]) if check.name == "logits-peak")
     wide = LOGITS[0].astype(np.float64)
     assert float(peak.found) == pytest.approx((wide.max() - wide.mean()) / wide.std(), rel=1e-3)
 
@@ -209,7 +215,7 @@ def test_the_peak_is_max_minus_mean_over_the_deviation() -> None:
 def test_why_a_text_has_no_loss_token(count: int, cut: bool, prompt: int) -> None:
     """Two tokens have one label: what they lack is a window, never a longer text alone."""
     sample = Sample("s", list(range(count)), min(prompt, count), cut)
-    said = without_label(sample, 64, "llama")
+    said = no_label_reason(sample, 64, "llama")
     if count < 2 or sample.prompt == count:
         assert said.startswith(f"{count} tokens leave no loss token")
         assert said.endswith("a response" if cut and sample.prompt == count else "a longer text")

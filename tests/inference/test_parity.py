@@ -18,14 +18,18 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.loss import cross_entropy
 from aprfmt.inference.parity import between
-from aprfmt.inference.parity.between import compare_runs, parity
-from aprfmt.inference.parity.bundle import bundle_of, replay, save_bundle
-from aprfmt.inference.parity.calibrate import calibrate, load_calibration, save_calibration
-from aprfmt.inference.parity.cell import cut_out
-from aprfmt.inference.parity.outcomes import compare_experts, compare_logits, loss
+from aprfmt.inference.parity.between import compare_choices, compare_runs
+from aprfmt.inference.parity.bundle import bundle_of, replay_bundle, save_bundle
+from aprfmt.inference.parity.calibrate import (
+    calibrate_tolerances,
+    load_calibration,
+    save_calibration,
+)
+from aprfmt.inference.parity.cell import cut_cell
+from aprfmt.inference.parity.outcomes import compare_experts, compare_logits, mean_label_loss
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.trace import Trace
-from aprfmt.measure.tolerances import ROWS, Measured, threshold, weights_class
+from aprfmt.measure.tolerances import ROWS, CalibratedBound, threshold, weights_class
 from aprfmt.measure.traces import compare_traces
 from aprfmt.model import open_model
 from tests.inference.crooked import compared
@@ -77,12 +81,12 @@ def test_a_wrong_operation_is_found_cut_out_and_replayed(fault: str, tmp_path: P
     save_bundle(path, bundle, ["aprfmt", "parity"])
     with pytest.raises(OutputError):
         save_bundle(path, bundle, [])
-    again = replay(path)
+    again = replay_bundle(path)
     assert again.reproduced and (again.reference, again.other) == (0.0, 0.0)
     assert again.apart == operation.residual and again.key == key
     assert again.facts["command"] == ["aprfmt", "parity"]
     assert {"aprfmt", "numpy", "python"} <= set(again.facts["versions"])
-    right = replay(path, ["numpy", "torch"])
+    right = replay_bundle(path, ["numpy", "torch"])
     assert not right.reproduced and right.apart < 1e-6 and right.other is not None
     assert path.stat().st_size < 60_000
 
@@ -94,7 +98,7 @@ def test_a_wrong_operation_is_found_cut_out_and_replayed(fault: str, tmp_path: P
 def test_a_cell_gives_what_the_model_gives(name: str, point: str) -> None:
     b, ours = backend("numpy:float64"), traced64(name)[1]
     with open_model(judged(name).folder) as model:
-        cell = cut_out(model, point, IDS, ours.values, b, columns=[5, 90, 3])
+        cell = cut_cell(model, point, IDS, ours.values, b, columns=[5, 90, 3])
         expected = ours.values(point)
         assert expected is not None
         if point == "logits":
@@ -166,7 +170,7 @@ def test_a_quantized_model_with_its_source(demo_model: Path, tmp_path: Path) -> 
     convert(demo_model, target, encoding="Q8_0")
     with open_model(target) as model, open_model(demo_model) as base:
         choices = [parse_run("numpy"), parse_run("torch")]
-        found = parity(model, choices, ParityRequest(IDS), base)
+        found = compare_choices(model, choices, ParityRequest(IDS), base)
     assert found.verdict == "precision" and found.noise is not None
     assert 1e-4 < found.noise.rel_l2["logits"] < 0.1 and found.noise.ce is not None
 
@@ -195,7 +199,7 @@ def test_logits_are_compared_over_all_rows() -> None:
     assert found.argmax == pytest.approx(69 / 70) and found.top_k == 1.0
     assert found.ce_a == pytest.approx(float(np.mean(cross_entropy(a[:-1], ids[1:]))))
     assert found.kl_mean > 0 and found.rel_l2 == pytest.approx(rel(b, a))
-    assert loss(a[:1], ids[:1]) is None
+    assert mean_label_loss(a[:1], ids[:1]) is None
 
 
 # --- experts ------------------------------------------------------------------------------------
@@ -256,7 +260,9 @@ def test_thresholds_say_why_and_the_most_specific_counts() -> None:
     for row in (plain, deep, eight, lookup, tf32):
         assert row.unit and row.reason and row.max_over_rms > row.rel_l2
     assert all(row.reason for row in ROWS)
-    mine = Measured(("numpy", "torch"), "exact", "q", "float32", 3e-6, 1e-5, 6e-7, 5, "measured")
+    mine = CalibratedBound(
+        ("numpy", "torch"), "exact", "q", "float32", 3e-6, 1e-5, 6e-7, 5, "measured"
+    )
     found = threshold("q", ("torch", "numpy"), ("float32",) * 2, "exact", calibrated=[mine])
     assert (found.rel_l2, found.source, found.reason) == (3e-6, "calibrated", "measured")
     assert weights_class(["F32"] * 9 + ["Q4_K"]) == "quantized"
@@ -267,7 +273,7 @@ def test_calibration_narrows_and_comes_back_from_its_file(tmp_path: Path) -> Non
     choices = [parse_run("numpy"), parse_run("torch")]
     path = tmp_path / "t.json"
     with open_model(judged("llama").folder) as model:
-        found = calibrate(model, choices, ParityRequest(IDS), 3)
+        found = calibrate_tolerances(model, choices, ParityRequest(IDS), 3)
         assert not found.beyond
         by_point = {row.point: row for row in found.rows}
         for row in found.rows:
@@ -278,11 +284,15 @@ def test_calibration_narrows_and_comes_back_from_its_file(tmp_path: Path) -> Non
         save_calibration(path, found)
         rows = load_calibration(path)
         assert rows == found.rows
-        again = parity(model, choices, ParityRequest(IDS, calibrated=rows, calibrated_by=str(path)))
+        again = compare_choices(
+            model, choices, ParityRequest(IDS, calibrated=rows, calibrated_by=str(path))
+        )
         assert again.verdict == "precision" and again.calibrated == str(path)
         reasons = {point.reason for point in again.pairs[0].diff.points if not point.why}
         assert all("times the largest" in reason for reason in reasons), reasons
-        wrong = calibrate(model, [choices[0], parse_run("wrong-activation")], ParityRequest(IDS), 2)
+        wrong = calibrate_tolerances(
+            model, [choices[0], parse_run("wrong-activation")], ParityRequest(IDS), 2
+        )
         assert wrong.beyond and all(
             row.rel_l2 <= threshold(row.point, row.pair, (row.dtype,) * 2, row.weights).rel_l2
             for row in wrong.rows

@@ -17,9 +17,9 @@ from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.parity.between import parity
+from aprfmt.inference.parity.between import compare_choices
 from aprfmt.inference.parity.cells import Parity
-from aprfmt.inference.parity.outcomes import own_loss
+from aprfmt.inference.parity.outcomes import measure_own_loss
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.measure import tolerances
 from aprfmt.measure.tolerances import BASE, ROUNDOFF, loss_bound, own_loss_bound
@@ -52,7 +52,9 @@ def more_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compared(path: Path, runs: tuple[str, ...], ids: tuple[int, ...], **options: Any) -> Parity:
     with open_model(path) as model:
-        return parity(model, [parse_run(run) for run in runs], ParityRequest(ids, **options))
+        return compare_choices(
+            model, [parse_run(run) for run in runs], ParityRequest(ids, **options)
+        )
 
 
 def healthy(found: Parity) -> None:
@@ -188,7 +190,7 @@ def test_rounding_stays_inside_the_bound_and_a_shift_of_labels_does_not(
         for scale in (0.3, 3.0, 12.0):
             logits, ids = rows_of(kind, vocab, scale)
             stored = backend.to_numpy(backend.array(logits))
-            found = own_loss(backend, stored, ids)
+            found = measure_own_loss(backend, stored, ids)
             assert found.off is not None and found.bound is not None and found.nats is not None
             assert found.off <= found.bound
             wide = torch.from_numpy(np.asarray(stored[:-1], np.float64))
@@ -198,7 +200,7 @@ def test_rounding_stays_inside_the_bound_and_a_shift_of_labels_does_not(
             assert found.bound < ROUNDOFF[backend.dtype] * 3e3 + 1e-3
             with monkeypatch.context() as patch:
                 patch.setattr(backend, "cross_entropy", lambda x, y: right(x, np.roll(y, 1)))
-                wrong = own_loss(backend, stored, ids)
+                wrong = measure_own_loss(backend, stored, ids)
             assert wrong.off is not None and wrong.bound is not None and wrong.off > wrong.bound
 
 
@@ -216,7 +218,7 @@ def test_a_loss_that_is_no_number_is_beyond_every_bound(
         return found
 
     monkeypatch.setattr(backend, "cross_entropy", losses)
-    assert own_loss(backend, logits, ids).off == math.inf
+    assert measure_own_loss(backend, logits, ids).off == math.inf
 
 
 def test_the_bounds_grow_with_dtype_and_size() -> None:

@@ -16,12 +16,12 @@ from aprfmt.cli.parity.output import worst_points
 from aprfmt.codecs import native_kernels
 from aprfmt.errors import FormatError
 from aprfmt.inference.backends.base import Heads
-from aprfmt.inference.batch import _aligned
+from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.engines.graph import GraphReader
 from aprfmt.inference.engines.npz import NpzFile
-from aprfmt.inference.evaluation import Sample, without_label
+from aprfmt.inference.evaluation import Sample, no_label_reason
 from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.brought import Brought
@@ -54,7 +54,7 @@ def test_labels_stand_against_the_tokens_they_are(shift: int) -> None:
     """The mask of the first token is kept where labels are the ids; no row predicts it."""
     ids = np.array([[5, 6, 7, 8]])
     labels = {0: ids, 1: np.array([[6, 7, 8, 9]]), -1: np.array([[4, 5, 6, 7]])}[shift]
-    longer, label = _aligned(ids, labels, np.ones(ids.shape, bool), shift)
+    longer, label = _align_labels(ids, labels, np.ones(ids.shape, bool), shift)
     assert longer.tolist() == [[5, 6, 7, 8, 9 if shift == 1 else -1]]
     expected = {0: [1, 1, 1, 1, 0], 1: [0, 1, 1, 1, 1], -1: [0, 1, 1, 0, 0]}[shift]
     assert label.astype(int).tolist() == [expected]
@@ -62,7 +62,9 @@ def test_labels_stand_against_the_tokens_they_are(shift: int) -> None:
 
 def test_why_a_sample_has_no_loss_token() -> None:
     def said(count: int, prompt: int, cut: bool) -> str:
-        return without_label(Sample("s", tuple(range(count)), prompt=prompt, cut=cut), 8, "windows")
+        return no_label_reason(
+            Sample("s", tuple(range(count)), prompt=prompt, cut=cut), 8, "windows"
+        )
 
     assert said(1, 0, False) == "1 tokens leave no loss token; give a longer text"
     assert said(2, 0, False).startswith("2 tokens fill no window of 8")
@@ -144,7 +146,9 @@ def test_transformers_gives_torchs_threads_back(threads: int | None, tmp_path: P
     torch.set_num_threads(3)
     try:
         with open_model(tmp_path) as model:
-            run = transformers.run(model, IDS[:3], parse_run("transformers"), threads=threads)
+            run = transformers.run_transformers(
+                model, IDS[:3], parse_run("transformers"), threads=threads
+            )
             with run as trace:
                 assert torch.get_num_threads() == (threads or 3)
                 assert "logits" in trace.records
@@ -224,7 +228,7 @@ def test_operations_are_judged_within_the_memory_that_is_given(
 
     monkeypatch.setattr(operations, "free_budget", lambda: 777)
     monkeypatch.setattr(operations, "model_weights", weights)
-    monkeypatch.setattr(operations, "matched_weights", weights)
+    monkeypatch.setattr(operations, "weights_through_encoding", weights)
     nothing: Any = None
     with pytest.raises(Stop):
         operations.judge_operations(nothing, nothing, nothing, nothing, given)

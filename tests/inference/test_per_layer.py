@@ -20,7 +20,7 @@ from aprfmt.arch.spec import Facts
 from aprfmt.arch.value_checks import nearest_float32
 from aprfmt.errors import ArchError
 from aprfmt.inference.forward import Carried, Span, forward
-from aprfmt.inference.layer_heads import kv_source
+from aprfmt.inference.layer_heads import key_value_layer
 from aprfmt.inference.session import Session
 from aprfmt.inference.weights import model_weights
 from aprfmt.model import open_model
@@ -57,7 +57,7 @@ def test_a_layer_reads_the_last_of_its_kind() -> None:
     own, windows = (True,) * 4 + (False,) * 3, (True, False, True, False, False, True, True)
     hp = {"own_kv_layers": own, "window_layers": windows}
     assert kv_sources(hp) == (0, 1, 2, 3, 3, 2, 2)
-    assert tuple(kv_source(hp, layer) for layer in range(7)) == kv_sources(hp)
+    assert tuple(key_value_layer(hp, layer) for layer in range(7)) == kv_sources(hp)
 
 
 def test_layers_without_an_owner_of_their_kind_are_refused(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from aprfmt.inference.capture import (
     POINTS,
     SLOTS,
     STAGES,
-    instances,
     key_name,
     parse_key,
-    resolve,
+    point_instances,
+    resolve_alias,
     select_points,
 )
 from aprfmt.inference.context import PassFacts
@@ -151,16 +151,16 @@ def test_without_inner_points_the_form_is_fused() -> None:
 
 def test_aliases_and_absent_points_are_resolved() -> None:
     with open_model(judged("llama").folder) as model:
-        known = instances(model.spec.block, model.hyper, model.roles)
+        known = point_instances(model.spec.block, model.hyper, model.roles)
     assert known["L0.in"].alias_of == "embd"
     assert known["L2.in"].alias_of == "L1.out"
     assert known["L1.attn_contrib"].alias_of == "L1.attn_out"
     assert known["L1.router"].absent
-    found = resolve("L2.ffn_contrib", known)
+    found = resolve_alias("L2.ffn_contrib", known)
     assert found is not None and found.key == "L2.ffn_out"
-    assert resolve("L1.router", known) is None
+    assert resolve_alias("L1.router", known) is None
     with pytest.raises(UsageError, match="no such layer"):
-        resolve("L9.attn", known)
+        resolve_alias("L9.attn", known)
 
 
 def test_every_slot_and_stage_names_points_of_the_table() -> None:

@@ -15,8 +15,15 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
-from aprfmt.inference.batch import Batch, Scored, _aligned, count_ends, read_batch, score
-from aprfmt.inference.reported import MISTAKES, LossVerdict, explain
+from aprfmt.inference.batch import (
+    Batch,
+    ScoredSample,
+    _align_labels,
+    count_ends,
+    read_batch,
+    score_batch,
+)
+from aprfmt.inference.reported import MISTAKES, LossVerdict, explain_loss
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
@@ -39,7 +46,7 @@ class Made:
     labels: Any
     mask: Any
     logits: Any
-    scored: list[Scored]
+    scored: list[ScoredSample]
     batch: Batch
     model: Any
 
@@ -60,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     with open_model(str(folder)) as opened:
         batch = read_batch(path, VOCAB, {int(ids[0, END])})
         with Session.of(opened, NumpyBackend("cpu", "float32")) as session:
-            scored = list(score(batch, session))
+            scored = list(score_batch(batch, session))
     yield Made(
         folder,
         path,
@@ -123,7 +130,7 @@ WRONG: dict[str, Callable[[Made], float]] = {
 
 
 def answer(made: Made, reported: float, **options: Any) -> LossVerdict:
-    return explain(made.batch, made.scored, reported, **options)
+    return explain_loss(made.batch, made.scored, reported, **options)
 
 
 def test_the_loss_is_the_one_that_transformers_gives(made: Made) -> None:
@@ -170,9 +177,9 @@ def test_micro_batches_joined_wrongly_are_named(how: str, made: Made, tmp_path: 
             open_model(str(made.folder)) as opened,
             Session.of(opened, NumpyBackend("cpu", "float32")) as session,
         ):
-            scored = list(score(batch, session))
+            scored = list(score_batch(batch, session))
         assert batch.scored == made.ids.numel() - len(LENGTHS)
-    found = explain(batch, scored, make(made))
+    found = explain_loss(batch, scored, make(made))
     assert found.causes == ((cause,),), found
 
 
@@ -186,7 +193,8 @@ def test_ranks_and_micro_batches_of_larger_batches(samples: int, tmp_path: Path)
     nats = torch.tensor(np.random.default_rng(1).gamma(2.0, 1.0, (samples, 12)))
     nats *= 1 + torch.arange(samples)[:, None]  # so that the weights of samples count
     scored = [
-        Scored(each, each) for each in np.broadcast_to(nats.numpy()[:, None], (samples, 3, 12))
+        ScoredSample(each, each)
+        for each in np.broadcast_to(nats.numpy()[:, None], (samples, 3, 12))
     ]
     last = torch.tensor(mask).roll(-1, 1)
     last[:, -1] = False
@@ -197,9 +205,9 @@ def test_ranks_and_micro_batches_of_larger_batches(samples: int, tmp_path: Path)
         order = torch.arange(samples)
         groups = [order[i::parts] for i in range(parts)] if ranks else order.split(parts)
         each = [nats[group][last[group]].mean() for group in groups]
-        found = explain(batch, scored, float(sum(each) / len(each)))
+        found = explain_loss(batch, scored, float(sum(each) / len(each)))
         assert ("group_means",) in found.causes, (parts, ranks, found)
-        found = explain(batch, scored, float(sum(each)))
+        found = explain_loss(batch, scored, float(sum(each)))
         assert ("accumulated_sum",) in found.causes, (parts, ranks, found)
 
 
@@ -265,12 +273,12 @@ def test_padding_on_the_left_and_a_pass_without_the_mask(made: Made, tmp_path: P
         open_model(str(made.folder)) as opened,
         Session.of(opened, NumpyBackend("cpu", "float32")) as session,
     ):
-        scored = list(score(batch, session))
+        scored = list(score_batch(batch, session))
     right = float(loss(made, made.labels))
-    assert explain(batch, scored, right).says == "agrees"
+    assert explain_loss(batch, scored, right).says == "agrees"
     with torch.no_grad():
         bare = float(made.model(torch.tensor(ids), labels=torch.tensor(labels)).loss)
-    found = explain(batch, scored, bare)
+    found = explain_loss(batch, scored, bare)
     assert found.says == "named" and found.causes == (("mask_ignored",),), found
 
 
@@ -449,11 +457,11 @@ def test_documents_of_packed_rows_are_scored_apart(marks: str, made: Made, tmp_p
         open_model(str(made.folder)) as opened,
         Session.of(opened, NumpyBackend("cpu", "float32")) as session,
     ):
-        scored = list(score(batch, session))
-    right = explain(batch, scored, packed_loss(made.model, arrays, "apart", False))
+        scored = list(score_batch(batch, session))
+    right = explain_loss(batch, scored, packed_loss(made.model, arrays, "apart", False))
     assert right.says == "agrees", right
     for cause, (how, edges) in PACKED.values():
-        found = explain(batch, scored, packed_loss(made.model, arrays, how, edges))
+        found = explain_loss(batch, scored, packed_loss(made.model, arrays, how, edges))
         assert found.says in ("named", "ambiguous"), (how, edges, found)
         nearest = found.guesses[0]
         assert nearest.mistakes == (cause,), (how, edges, found)
@@ -522,8 +530,8 @@ def unpacked_answer(made: Made, folder: Path, reported: float) -> LossVerdict:
         Session.of(opened, NumpyBackend("cpu", "float32")) as session,
     ):
         batch = read_batch(folder / "rows.npz", VOCAB)
-        scored = list(score(batch, session))
-        return explain(batch, scored, reported, within=1e-5, session=session)
+        scored = list(score_batch(batch, session))
+        return explain_loss(batch, scored, reported, within=1e-5, session=session)
 
 
 def test_samples_apart_and_numbers_made_up_are_not_packed(made: Made, tmp_path: Path) -> None:
@@ -585,7 +593,7 @@ def test_no_row_predicts_the_first_token(shift: int) -> None:
     for at in range(6):
         if 0 <= at + shift < 6:
             labels[:, at] = ids[:, at + shift]
-    longer, label = _aligned(ids, labels, mask, shift)
+    longer, label = _align_labels(ids, labels, mask, shift)
     assert longer.shape == label.shape == (2, 7)
     assert label[:, 0].any() == (shift == 0)
     expected = np.zeros((2, 7), bool)

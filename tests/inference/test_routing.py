@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from aprfmt.causes.forward.routing_rules import rule_of, ruled
+from aprfmt.causes.forward.routing_rules import route_by_rule, routing_rule_of
 from aprfmt.errors import ArchError
 from aprfmt.inference.routing import route
 from tests.models import tiny
@@ -57,7 +57,7 @@ def test_choice_and_weights_are_those_of_transformers(case: str) -> None:
     } | changed
     inputs = logits.numpy(), None if bias is None else bias.numpy(), hp
     order = np.argsort(-weights.numpy(), axis=-1, kind="stable")
-    for routing in (route(*inputs), ruled(rule_of(hp), *inputs)):
+    for routing in (route(*inputs), route_by_rule(routing_rule_of(hp), *inputs)):
         chosen = np.take_along_axis(experts.numpy(), order, -1)
         np.testing.assert_array_equal(routing.experts, chosen)
         np.testing.assert_allclose(

@@ -244,7 +244,7 @@ def test_an_aprt_folder_says_its_tokens_beside_its_stages(tmp_path: Path) -> Non
 def test_a_wider_arithmetic_is_not_claimed_for_float32_values() -> None:
     record = trace_of("llama", ["embd"]).records["embd"]
     for dtype, kept in (("float64", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")):
-        assert aprt_facts.facts_of(replace(record, dtype=dtype), (1,), "").dtype == kept
+        assert aprt_facts.stage_facts(replace(record, dtype=dtype), (1,), "").dtype == kept
 
 
 def test_a_stage_that_is_not_the_one_written_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from aprfmt.arch.other_keys import ROWS
 from aprfmt.conversion import convert
 from aprfmt.model import open_model
 from aprfmt.model.ledger import ledger
-from aprfmt.model.readings import FILES, METADATA, pattern_of
+from aprfmt.model.readings import FILES, METADATA, matching_row
 from aprfmt.model.sidecar_files import ROWS as FILE_ROWS
 from tests.arch.listed import LISTED, built
 from tests.cli.run import aprfmt as command
@@ -48,7 +48,7 @@ def test_generation_keys_are_those_of_transformers() -> None:
     transformers = pytest.importorskip("transformers", reason="NOT-RUN: no transformers")
     rows = FILES["generation_config.json"]
     made: Mapping[str, Any] = deepcopy(vars(transformers.GenerationConfig()))
-    unknown = [key for key in made if pattern_of(rows, key) is None]
+    unknown = [key for key in made if matching_row(rows, key) is None]
     assert len(made) > 40 and unknown == []
 
 
@@ -61,7 +61,7 @@ def test_keys_of_gguf_py_are_read_or_hyperparameters() -> None:
     rows = METADATA["gguf"]
     names = [value for name, value in vars(constants.Keys.General).items() if name.isupper()]
     names = [name.format(id=0) for name in names if isinstance(name, str)]
-    unknown = sorted(name for name in names if pattern_of(rows, name) is None)
+    unknown = sorted(name for name in names if matching_row(rows, name) is None)
     assert len(names) > 30 and unknown == []
 
 

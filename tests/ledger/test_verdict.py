@@ -18,12 +18,20 @@ import pytest
 from aprfmt.conversion import convert
 from aprfmt.measure.traces import TraceDiff
 from aprfmt.model.carried_files import SAFETENSORS
-from aprfmt.model.ledger import APART, Compared, NotCompared, State, Words, _reported, pronounce
+from aprfmt.model.ledger import (
+    APART,
+    Compared,
+    NotCompared,
+    State,
+    VerdictWords,
+    _reading_by_report,
+    pronounce,
+)
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.conversion.test_partial_input_scales import LACKING, with_scales
 
-WORDS = Words("equal", "different")
+WORDS = VerdictWords("equal", "different")
 STATES: tuple[State, ...] = get_args(State)
 
 
@@ -234,7 +242,7 @@ def test_readings_of_a_key_by_the_report_of_an_architecture() -> None:
         "a": ("contradicted", "twice"), "b": ("hyperparameter", "rule"), "c": ("unread", ""),
         "c.x": ("unread", ""), "d.e": ("unread", ""), "d": None, "cx": None, "z": None,
     }  # fmt: skip
-    assert {key: _reported(report, key, None, "hf", "") for key in expected} == expected
-    assert _reported(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
-    assert _reported(None, "general.x", None, "gguf", "llama.") is None
-    assert _reported(None, "x", None, "hf", "") is None
+    assert {key: _reading_by_report(report, key, None, "hf", "") for key in expected} == expected
+    assert _reading_by_report(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
+    assert _reading_by_report(None, "general.x", None, "gguf", "llama.") is None
+    assert _reading_by_report(None, "x", None, "hf", "") is None

@@ -11,7 +11,7 @@ import pytest
 from aprfmt.checks.gates import running as qa
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.device import choose, parse_run
+from aprfmt.inference.device import choose_device, parse_run
 from tests.conftest import not_run
 from tests.models import MAKERS, save_tiny
 from tests.qa.faults import FAULTS, Fault, copied, tensors
@@ -92,7 +92,7 @@ def test_the_demo_model_passes_every_gate(demo_model: Path, golden: Path) -> Non
 
 @pytest.mark.gpu
 def test_the_demo_model_passes_every_gate_on_a_gpu(demo_model: Path, golden: Path) -> None:
-    choice = choose("cuda")
+    choice = choose_device("cuda")
     try:
         choice.open()
     except AprfmtError as error:

@@ -17,7 +17,7 @@ from aprfmt.checks.gates.baseline import compare_baseline
 from aprfmt.checks.gates.baseline_file import read, to_json
 from aprfmt.checks.records import Answer, Measure, QaReport
 from aprfmt.errors import FormatError, OutputError, UsageError
-from aprfmt.inference.device import choose
+from aprfmt.inference.device import choose_device
 from tests.cli.run import aprfmt
 
 QUICK = ("tensor-contract", "metadata", "init-statistics")
@@ -44,7 +44,7 @@ def gate(name: str, outcome: Any, asked: bool = False, **measures: float) -> Ans
     ],
 )
 def test_a_not_run_is_never_a_pass(gates: list[Answer], min_run: int, code: int) -> None:
-    assert QaReport("m", tuple(gates), choose(), min_run).exit_code == code
+    assert QaReport("m", tuple(gates), choose_device(), min_run).exit_code == code
 
 
 def test_an_error_in_a_gate_is_a_failure(
@@ -184,7 +184,9 @@ def test_a_baseline_of_another_text_says_so(demo_model: Path, golden: Path, tmp_
 
 
 def test_a_baseline_misses_what_is_gone_and_tolerates_what_it_says() -> None:
-    before = to_json(QaReport("m", (gate("a", "PASS", x=1.0, y=math.nan),), choose()))["gates"]
+    before = to_json(QaReport("m", (gate("a", "PASS", x=1.0, y=math.nan),), choose_device()))[
+        "gates"
+    ]
 
     def failing(*now: Answer) -> set[str]:
         checks: list[Check] = list(compare_baseline(before, now))
@@ -235,7 +237,7 @@ def test_a_file_that_is_no_baseline_is_refused(text: str, tmp_path: Path) -> Non
 
 
 def test_saving_needs_force_to_overwrite(tmp_path: Path) -> None:
-    report = QaReport("m", (), choose())
+    report = QaReport("m", (), choose_device())
     qa.save_baseline(report, tmp_path / "b.json")
     with pytest.raises(OutputError):
         qa.save_baseline(report, tmp_path / "b.json")

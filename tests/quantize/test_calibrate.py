@@ -14,9 +14,9 @@ import pytest
 
 import aprfmt
 from aprfmt.errors import UsageError
-from aprfmt.inference.engines.llama_cpp import _values
+from aprfmt.inference.engines.llama_cpp import _node_values
 from aprfmt.inference.engines.llama_library import Callback, Library
-from aprfmt.inference.importance import collect
+from aprfmt.inference.importance import collect_imatrix
 from tests.cli.run import aprfmt as command
 from tests.inference.judge import rel
 from tests.llama import needs_llama
@@ -54,7 +54,7 @@ def hooked(model: Any, ids: list[int]) -> dict[str, np.ndarray]:
 def test_hooks_of_transformers_count_the_same(arch: str, tmp_path: Path) -> None:
     theirs = hooked(save_tiny(arch, tmp_path), IDS)
     with aprfmt.open(tmp_path) as model:
-        ours = collect(model, IDS, "ids")
+        ours = collect_imatrix(model, IDS, "ids")
         layers = int(model.hyper["n_layers"])
     names = gguf.get_tensor_name_map(DENSE[arch], layers)
     expected = {str(names.get_name(name, (".weight",))): sums for name, sums in theirs.items()}
@@ -86,7 +86,7 @@ def test_llama_cpp_multiplies_by_what_is_counted(arch: str, tmp_path: Path) -> N
         name = weight.contents.name.decode() if weight else ""
         wanted = name.startswith("blk.") and library.base.ggml_op_desc(pointer) in PRODUCTS
         if wanted and not ask:
-            x = np.asarray(_values(pointer.contents.src[1], library.base), np.float64)
+            x = np.asarray(_node_values(pointer.contents.src[1], library.base), np.float64)
             theirs[name] = np.square(x).reshape(-1, x.shape[-1]).sum(0)
         return wanted
 
@@ -95,7 +95,7 @@ def test_llama_cpp_multiplies_by_what_is_counted(arch: str, tmp_path: Path) -> N
         with made as context:
             assert library.decode(context, IDS) == 0
     with aprfmt.open(tmp_path / "hf") as model:
-        ours = collect(model, IDS, "ids").entries
+        ours = collect_imatrix(model, IDS, "ids").entries
     dense = {name for name in ours if "_exps" not in name}
     assert dense and dense <= theirs.keys() <= ours.keys()
     for name in dense:
@@ -114,7 +114,7 @@ def test_an_expert_counts_the_rows_that_chose_it(tmp_path: Path) -> None:
     hooked(reference, IDS)
     [(x, experts)] = chosen
     with aprfmt.open(tmp_path) as model:
-        entries = collect(model, IDS, "ids").entries
+        entries = collect_imatrix(model, IDS, "ids").entries
     for role in ("ffn_gate_exps", "ffn_up_exps"):
         entry = entries[f"blk.1.{role}.weight"]
         for expert, sums in enumerate(entry.sums):
@@ -129,12 +129,12 @@ def test_windows_are_whole_and_begin_with_bos(demo_model: Path) -> None:
     with aprfmt.open(demo_model) as model:
         size = int(model.hyper["context_length"])
         ids = [1, *range(2, 2 * size + 10)]
-        found = collect(model, [i % 200 for i in ids], "ids", prefix=1)
+        found = collect_imatrix(model, [i % 200 for i in ids], "ids", prefix=1)
         by_hand = [
-            collect(model, [1, *(i % 200 for i in ids[at + 1 : at + size])], "ids")
+            collect_imatrix(model, [1, *(i % 200 for i in ids[at + 1 : at + size])], "ids")
             for at in (0, size)
         ]
-        one = collect(model, [i % 200 for i in ids], "ids", prefix=1, chunks=1)
+        one = collect_imatrix(model, [i % 200 for i in ids], "ids", prefix=1, chunks=1)
     assert (found.chunks, found.chunk_size, one.chunks) == (2, size, 1)
     for name, entry in found.entries.items():
         np.testing.assert_array_equal(entry.counts, [2 * size])
@@ -177,4 +177,4 @@ def test_what_is_kept_gives_the_same_bytes(demo_model: Path, tmp_path: Path) -> 
 
 def test_a_text_without_tokens_is_refused(demo_model: Path) -> None:
     with aprfmt.open(demo_model) as model, pytest.raises(UsageError, match="1 tokens; expected a"):
-        collect(model, [1], "text.txt")
+        collect_imatrix(model, [1], "text.txt")

@@ -10,7 +10,7 @@ import pytest
 
 import aprfmt
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.loss import cross_entropy, divergence
+from aprfmt.inference.loss import compare_distributions, cross_entropy
 from aprfmt.inference.session import Session
 
 # scheme -> largest mean KL divergence from the float model in nats, about twice what was measured
@@ -51,6 +51,6 @@ def test_loss(scheme: str, demo_model: Path, tmp_path: Path) -> None:
     to = "safetensors" if packed else None
     aprfmt.convert(demo_model, target, to=to, quantize=scheme)
     found = logits(target, tuple(ids))[:-1]
-    compared = divergence(logits(demo_model, tuple(ids))[:-1], found, ids[1:])
+    compared = compare_distributions(logits(demo_model, tuple(ids))[:-1], found, ids[1:])
     assert 0 <= compared.kl + 1e-12 and compared.kl <= PROMISED[scheme]
     assert abs(cross_entropy(found, ids[1:]).mean() - nats) <= 10 * PROMISED[scheme] + 1e-6

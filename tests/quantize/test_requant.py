@@ -9,7 +9,7 @@ import pytest
 import aprfmt
 from aprfmt.compare import diff
 from aprfmt.errors import UsageError
-from aprfmt.measure.records import Derivation, TensorDiff
+from aprfmt.measure.records import DerivationResult, TensorDiff
 from tests.cli.run import aprfmt as command
 from tests.codecs.data import tie_of_q4_0
 from tests.conversion.folders import float_bytes, llama_folder, tensors_of
@@ -50,7 +50,7 @@ def source(
 
 def derived(
     a: Path, b: Path, base: Path, imatrix: Path | None = None
-) -> tuple[TensorDiff, Derivation]:
+) -> tuple[TensorDiff, DerivationResult]:
     """Return the record of the up projection, and what it says about side B."""
     report = diff(a, b, tensors=["L0.ffn_up.weight"], base=base, imatrix=imatrix)
     (row,) = report.tensors

@@ -13,11 +13,11 @@ import pytest
 
 from aprfmt.causes.tokenizer.comparison import TokensReport, compare_tokens
 from aprfmt.model import Model
-from aprfmt.tokenizer import load, to_gguf
+from aprfmt.tokenizer import load_tokenizer, to_gguf
 from aprfmt.tokenizer.absent_keys import absent_ids, absent_types
 from aprfmt.tokenizer.doubts import quick_doubts
 from aprfmt.tokenizer.engine_defaults import default_ids, kind_of_pieces
-from aprfmt.tokenizer.stated import stated
+from aprfmt.tokenizer.stated import stated_tokenizer
 from tests.diagnose.faults_tokens import scored
 from tests.diagnose.token_edits import GGML, Keys, lose, put, typed
 from tests.tokenizer.fake import fake, folder_model, without_json
@@ -84,9 +84,12 @@ def test_an_absent_id_is_the_engines(case: str, lists: Keys) -> None:
     assert f"llama.cpp takes {taken} (" in row.says
     assert row.mend == (f"{key}={a.metadata[key]}",)
     if case == "the end":
-        assert taken in load(b).stop_ids and load(a).stop_ids < load(b).stop_ids
+        assert (
+            taken in load_tokenizer(b).stop_ids
+            and load_tokenizer(a).stop_ids < load_tokenizer(b).stop_ids
+        )
     if role == "bos" and "texts" in case:
-        assert load(b).encode("x")[0] == taken
+        assert load_tokenizer(b).encode("x")[0] == taken
 
 
 @pytest.mark.parametrize("case", LOST)
@@ -166,7 +169,7 @@ def test_a_mark_of_another_type_is_cut(
     assert row.shown and "'<|im_start|>'" in row.example[0] + row.says
     assert ("the key is missing" in row.says) == (case == "no types")
     assert (absent_types(b.carried) is not None) == (case == "no types")
-    assert START not in load(b).encode("<|im_start|>user")
+    assert START not in load_tokenizer(b).encode("<|im_start|>user")
 
 
 # --- what stands around a text -------------------------------------------------------------------
@@ -243,10 +246,12 @@ def test_frames_are_compared_by_their_ids(case: str, demo_model: Path, tmp_path:
     (row,) = report.findings
     assert row.shown and says in row.says
     assert row.where[0] == "tokenizer.json: post_processor"
-    own = stated(b)
+    own = stated_tokenizer(b)
     assert own is not None
     before, after = own.frame
-    assert [*before, *load(b).encode("x", add_special=False), *after] == load(b).encode("x")
+    assert [*before, *load_tokenizer(b).encode("x", add_special=False), *after] == load_tokenizer(
+        b
+    ).encode("x")
 
 
 SAME: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -261,7 +266,7 @@ SAME: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", SAME)
 def test_two_spellings_of_one_frame_are_equal(case: str, demo_model: Path, tmp_path: Path) -> None:
     a, b = (edited(demo_model, tmp_path, processed(node)) for node in SAME[case])
-    assert load(a).encode("x y") == load(b).encode("x y")
+    assert load_tokenizer(a).encode("x y") == load_tokenizer(b).encode("x y")
     assert causes(compare_tokens(a, b)) == []
 
 
@@ -282,7 +287,7 @@ def test_a_generation_that_nothing_ends(demo_model: Path, tmp_path: Path) -> Non
         endless(texts)
         texts["config.json"]["model_type"] = "llama"
 
-    side = stated(edited(demo_model, tmp_path, by_class))
+    side = stated_tokenizer(edited(demo_model, tmp_path, by_class))
     assert side is not None and side.stops == frozenset({2})
 
 

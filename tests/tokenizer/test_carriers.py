@@ -10,7 +10,7 @@ import pytest
 from aprfmt.base.protocols import TypedValue
 from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.model import Model
-from aprfmt.tokenizer import facts, keys, load, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer import keys, load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
 from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer.fake import (
@@ -80,8 +80,8 @@ def test_tokens_fill_the_embedding(demo_model: Path, tmp_path: Path) -> None:
     assert tail == [f"[PAD{i}]" for i in range(size, size + 4)]
     assert found["tokenizer.ggml.token_type"][size - 1 :] == [3, 5, 5, 5, 5]
     padded = fake("gguf", without_json(to_gguf(source)))
-    assert load(padded).vocab_size == size
-    assert facts(padded) == facts(source)
+    assert load_tokenizer(padded).vocab_size == size
+    assert tokenizer_facts(padded) == tokenizer_facts(source)
 
 
 def test_tokens_beyond_the_embedding_are_cut(demo_model: Path, tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_apr_without_pre_or_types_is_read_by_its_architecture(demo_model: Path) 
         )
     }
     model = fake("apr", {**bare, "architecture": "qwen2"})
-    ours, source = load(model), load(folder_model(demo_model))
+    ours, source = load_tokenizer(model), load_tokenizer(folder_model(demo_model))
     for text in ("I'm 12 <|im_end|>\n", "Cafe\u0301"):
         assert ours.encode(text) == source.encode(text)
     with pytest.raises(UnsupportedError, match="does not say how its text is split"):
-        load(fake("apr", {**bare, "architecture": "llama"}))
+        load_tokenizer(fake("apr", {**bare, "architecture": "llama"}))
     with pytest.raises(ConversionError, match="pre_type: missing"):
         to_gguf(fake("apr", {**bare, "architecture": "llama"}))
 
@@ -168,7 +168,7 @@ def test_a_changed_key_wins_over_the_carried_file(demo_model: Path) -> None:
     start = added_ids(demo_model)["<|im_start|>"]
     gguf.update({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.eos_token_id": start})
     model = fake("gguf", gguf)
-    ours = load(model)
+    ours = load_tokenizer(model)
     assert ours.chat_template == to_hf(model)["chat_template.jinja"] == "{{ 'new' }}"
     assert ours.encode("") == [added_ids(demo_model)["<|endoftext|>"]]
     assert ours.eos_id == start and start in ours.stop_ids
@@ -176,15 +176,15 @@ def test_a_changed_key_wins_over_the_carried_file(demo_model: Path) -> None:
 
 def test_facts_agree_between_formats(demo_model: Path) -> None:
     source = folder_model(demo_model)
-    wanted = facts(source)
+    wanted = tokenizer_facts(source)
     vocab, merges = byte_level(demo_model)
     added = added_ids(demo_model)
     assert wanted["vocab_size"] == len(vocab) + len(added) and wanted["merges"] == len(merges)
     assert wanted["added_tokens"] == len(added) and wanted["eos_id"] == added["<|im_end|>"]
     for form, made in (("gguf", to_gguf), ("apr", to_apr)):
         metadata: dict[str, Any] = made(source)
-        assert facts(fake(form, metadata)) == wanted
-        assert facts(fake(form, without_json(metadata))) == wanted
+        assert tokenizer_facts(fake(form, metadata)) == wanted
+        assert tokenizer_facts(fake(form, without_json(metadata))) == wanted
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def test_facts_agree_between_formats(demo_model: Path) -> None:
 )
 def test_facts_see_a_change(demo_model: Path, key: str, value: Any, fact: str) -> None:
     metadata = values(without_json(to_gguf(folder_model(demo_model))))
-    before = facts(fake("gguf", metadata))
+    before = tokenizer_facts(fake("gguf", metadata))
     if value is None:
         value = list(metadata[key])
         value[10], value[11] = value[11], value[10]
-    after = facts(fake("gguf", {**metadata, key: value}))
+    after = tokenizer_facts(fake("gguf", {**metadata, key: value}))
     assert before.get(fact) != after[fact]
 
 
@@ -235,7 +235,7 @@ def test_quick_facts_read_no_list() -> None:
             "tokenizer.chat_template": "{{ messages.__class__ }}",
         },
     )
-    found = facts(model, quick=True)
+    found = tokenizer_facts(model, quick=True)
     assert (found["model"], found["pre"], found["entries"], found["merges"]) == (
         "gpt2",
         "qwen2",
@@ -248,15 +248,22 @@ def test_quick_facts_read_no_list() -> None:
 @pytest.mark.parametrize("form", ["gguf", "apr", "safetensors"])
 def test_no_tokenizer(form: str, tmp_path: Path) -> None:
     model: Model = fake(form, {}, tmp_path if form == "safetensors" else None)
-    assert facts(model) == facts(model, quick=True) == to_gguf(model) == to_apr(model) == {}
+    assert (
+        tokenizer_facts(model)
+        == tokenizer_facts(model, quick=True)
+        == to_gguf(model)
+        == to_apr(model)
+        == {}
+    )
     assert to_hf(model) == {}
     with pytest.raises(FormatError, match="carries no tokenizer; looked for"):
-        load(model)
+        load_tokenizer(model)
 
 
 def test_names_that_split_alike_are_one_fact(demo_model: Path) -> None:
     one, other = (
-        facts(fake("gguf", gguf_vocabulary(demo_model, name))) for name in ("smollm", "starcoder")
+        tokenizer_facts(fake("gguf", gguf_vocabulary(demo_model, name)))
+        for name in ("smollm", "starcoder")
     )
     assert one == other and one["pre"] == "smollm"
 
@@ -264,12 +271,15 @@ def test_names_that_split_alike_are_one_fact(demo_model: Path) -> None:
 def test_what_is_not_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(FormatError, match=r"found tokenizer\.model, which transformers can save"):
-        load(folder_model(tmp_path))
+        load_tokenizer(folder_model(tmp_path))
 
 
 def test_a_model_without_vocabulary() -> None:
     metadata = {"tokenizer.ggml.model": "none"}
-    assert facts(fake("gguf", metadata)) == {} and to_gguf(fake("gguf", metadata)) == metadata
+    assert (
+        tokenizer_facts(fake("gguf", metadata)) == {}
+        and to_gguf(fake("gguf", metadata)) == metadata
+    )
 
 
 def test_wordpiece_and_unigram_are_carried_and_gguf_has_a_word_for_one(tmp_path: Path) -> None:
@@ -281,8 +291,11 @@ def test_wordpiece_and_unigram_are_carried_and_gguf_has_a_word_for_one(tmp_path:
     ):
         Tokenizer(made).save(str(tmp_path / "tokenizer.json"))
         model = folder_model(tmp_path)
-        assert facts(model)["kind"] == name and load(model).encode("ab") == [1, 2]
-        assert load(fake("apr", to_apr(model))).encode("ab") == [1, 2]
+        assert tokenizer_facts(model)["kind"] == name and load_tokenizer(model).encode("ab") == [
+            1,
+            2,
+        ]
+        assert load_tokenizer(fake("apr", to_apr(model))).encode("ab") == [1, 2]
         if name == "unigram":
             with pytest.raises(ConversionError, match=name):
                 to_gguf(model)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError
-from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
 from tests.tokenizer.fake import fake, folder_model
 
 BPE: dict[str, Any] = {
@@ -62,23 +62,23 @@ def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def test_damage_is_named(name: str) -> None:
     changes, kind, message = DAMAGE[name]
     with pytest.raises(kind, match=message):
-        load(fake("gguf", changed(BPE, changes)))
+        load_tokenizer(fake("gguf", changed(BPE, changes)))
 
 
 @pytest.mark.parametrize("key", ["tokenizer.ggml.scores", "tokenizer.ggml.token_type"])
 def test_spm_lists_too_short(key: str) -> None:
     with pytest.raises(FormatError, match="2 elements for 6 tokens"):
-        load(fake("gguf", changed(SPM, {key: SPM[key][:2]})))
+        load_tokenizer(fake("gguf", changed(SPM, {key: SPM[key][:2]})))
 
 
 def test_spm_without_scores() -> None:
     with pytest.raises(FormatError, match="without scores or merges"):
-        load(fake("gguf", changed(SPM, {"tokenizer.ggml.scores": None})))
+        load_tokenizer(fake("gguf", changed(SPM, {"tokenizer.ggml.scores": None})))
 
 
 def test_ids_beyond_the_vocabulary_do_not_count() -> None:
     model = fake("gguf", changed(BPE, {"tokenizer.ggml.eos_token_id": 99}))
-    assert load(model).eos_id is None and "eos_id" not in facts(model)
+    assert load_tokenizer(model).eos_id is None and "eos_id" not in tokenizer_facts(model)
 
 
 ANY = st.one_of(
@@ -99,7 +99,13 @@ ANY = st.one_of(
 )
 def test_any_metadata(base: dict[str, Any], changes: dict[str, Any]) -> None:
     model = fake("gguf", changed(base, changes))
-    for use in (facts, to_gguf, to_hf, to_apr, lambda m: load(m).encode("a <s>b")):
+    for use in (
+        tokenizer_facts,
+        to_gguf,
+        to_hf,
+        to_apr,
+        lambda m: load_tokenizer(m).encode("a <s>b"),
+    ):
         try:
             use(model)
         except AprfmtError as error:
@@ -143,7 +149,7 @@ def test_any_tokenizer_json(tmp_path_factory: pytest.TempPathFactory, data: st.D
         part = data.draw(st.sampled_from(parts))
         part[data.draw(st.sampled_from(list(part)))] = data.draw(ANY)
     folder = _folder(tmp_path_factory, value)
-    for use in (facts, to_gguf, to_apr, to_hf):
+    for use in (tokenizer_facts, to_gguf, to_apr, to_hf):
         try:
             use(folder_model(folder))
         except AprfmtError as error:
@@ -162,7 +168,7 @@ def _folder(factory: pytest.TempPathFactory, value: Any) -> Path:
 def test_damaged_companions(tmp_path: Path, name: str, text: str) -> None:
     _write(tmp_path, name, text)
     try:
-        load(folder_model(tmp_path))
+        load_tokenizer(folder_model(tmp_path))
     except FormatError as error:
         assert name in str(error)
 
@@ -185,7 +191,7 @@ def _write(folder: Path, name: str, text: str) -> None:
 )
 def test_odd_tokenizer_configs(tmp_path: Path, config: dict[str, Any]) -> None:
     _write(tmp_path, "tokenizer_config.json", json.dumps(config))
-    for use in (facts, to_gguf, lambda m: load(m).encode("a<s><y>")):
+    for use in (tokenizer_facts, to_gguf, lambda m: load_tokenizer(m).encode("a<s><y>")):
         try:
             use(folder_model(tmp_path))
         except AprfmtError as error:

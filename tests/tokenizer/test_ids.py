@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aprfmt.errors import UsageError
 from aprfmt.model import Model, open_model
-from aprfmt.tokenizer import Tokenizer, load, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer import Tokenizer, load_tokenizer, to_apr, to_gguf, to_hf
 from tests.tokenizer.fake import fake, folder_model, without_json, write_gguf
 from tests.tokenizer.strings import STRINGS
 
@@ -48,7 +48,7 @@ def routes(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_demo_ids(route: str, routes: dict[str, Model], oracle: Any) -> None:
-    ours = load(routes[route])
+    ours = load_tokenizer(routes[route])
     for name, text in STRINGS.items():
         wanted = oracle.encode(text)
         assert ours.encode(text) == wanted, name
@@ -59,7 +59,7 @@ def test_demo_ids(route: str, routes: dict[str, Model], oracle: Any) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_demo_special_tokens(route: str, routes: dict[str, Model], oracle: Any) -> None:
-    ours = load(routes[route])
+    ours = load_tokenizer(routes[route])
     assert (ours.eos_id, ours.pad_id) == (oracle.eos_token_id, oracle.pad_token_id)
     assert ours.vocab_size == len(oracle)
     assert {ours.eos_id, ours.pad_id} <= ours.stop_ids
@@ -72,7 +72,7 @@ def test_demo_special_tokens(route: str, routes: dict[str, Model], oracle: Any) 
 def test_demo_chat(route: str, routes: dict[str, Model], oracle: Any) -> None:
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "Hello  there"}]
     wanted = oracle.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    ours = load(routes[route])
+    ours = load_tokenizer(routes[route])
     assert ours.chat(messages)[1] == list(wanted)
     text = ours.apply_chat_template(messages, add_generation_prompt=False)
     assert text == oracle.apply_chat_template(messages, tokenize=False)
@@ -82,7 +82,7 @@ def test_special_tokens_stand_once(routes: dict[str, Model]) -> None:
     """A template that writes bos, for a model that wants one: once, and never twice."""
     metadata = {**routes["gguf-table"].metadata, "tokenizer.ggml.add_bos_token": True}
     metadata["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0].content }}"
-    ours = load(fake("gguf", metadata))
+    ours = load_tokenizer(fake("gguf", metadata))
     assert ours.encode("x")[0] == ours.bos_id
     _, ids = ours.chat([{"role": "user", "content": "x"}])
     assert ids == ours.encode("x") and ids.count(ours.bos_id or -1) == 1
@@ -105,7 +105,9 @@ _PAIR: list[Tokenizer] = []
 def _pair(demo_model: Path) -> list[Tokenizer]:
     if not _PAIR:
         source = folder_model(demo_model)
-        _PAIR.extend((load(source), load(fake("gguf", without_json(to_gguf(source))))))
+        _PAIR.extend(
+            (load_tokenizer(source), load_tokenizer(fake("gguf", without_json(to_gguf(source)))))
+        )
     return _PAIR
 
 
@@ -119,7 +121,7 @@ def test_foreign_gguf(name: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(name)
     wanted = json.loads(RECORDED.read_text())[name]
     with open_model(path) as model:
-        ours = load(model)
+        ours = load_tokenizer(model)
         assert set(wanted) == set(STRINGS)
         for key, text in STRINGS.items():
             assert ours.encode(text, add_special=False) == wanted[key], key
@@ -131,13 +133,13 @@ def test_smollm2_by_way_of_all_formats(smollm2: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     with open_model(smollm2) as model:
-        ours = load(model)
-        apr = load(fake("apr", to_apr(model)))
+        ours = load_tokenizer(model)
+        apr = load_tokenizer(fake("apr", to_apr(model)))
         for name, text in to_hf(model).items():
             (tmp_path / name).write_text(text)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 49152}')
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    again = load(folder_model(tmp_path))
+    again = load_tokenizer(folder_model(tmp_path))
     for key, text in STRINGS.items():
         ids = ours.encode(text)
         assert apr.encode(text) == again.encode(text) == ids == theirs.encode(text), key
@@ -149,11 +151,11 @@ def test_smollm2_by_way_of_all_formats(smollm2: Path, tmp_path: Path) -> None:
 
 def test_text_that_is_no_unicode(demo_model: Path) -> None:
     with pytest.raises(UsageError, match="character 1"):
-        load(folder_model(demo_model)).encode("a\udce9")
+        load_tokenizer(folder_model(demo_model)).encode("a\udce9")
 
 
 def test_ids_beyond_the_vocabulary(demo_model: Path) -> None:
-    ours = load(folder_model(demo_model))
+    ours = load_tokenizer(folder_model(demo_model))
     assert ours.token(10**12) == "[PAD1000000000000]"
     assert ours.decode([10**12, -1]) == ""
     with pytest.raises(UsageError, match="-1"):

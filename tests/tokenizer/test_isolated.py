@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer import pre
-from aprfmt.tokenizer.expense import MOST_GROWTH, MOST_REPEATS, _growth, costly, unbounded
+from aprfmt.tokenizer.expense import (
+    MOST_GROWTH,
+    MOST_REPEATS,
+    _growth,
+    costly_reason,
+    unbounded_reason,
+)
 from aprfmt.tokenizer.isolated import IsolatedEngine, engine_of_data, engine_of_text
 from tests.cli.run import Done, process
 from tests.qa.faults import copied
@@ -86,7 +92,7 @@ HOSTILE: Mapping[str, tuple[dict[str, Any], str]] = {
 def test_what_is_not_bounded_runs_in_a_child(name: str) -> None:
     parts, why = HOSTILE[name]
     text = tokenizer(**parts)
-    assert why in unbounded(text)
+    assert why in unbounded_reason(text)
     try:
         engine = engine_of_text(text, "here")
         assert isinstance(engine, IsolatedEngine)
@@ -126,7 +132,7 @@ def test_parts_that_files_bring_to_a_vocabulary_are_judged_too() -> None:
     ],
 )  # fmt: skip
 def test_no_spelling_hides_a_part(spelled: Any) -> None:
-    assert unbounded(spelled(tokenizer(normalizer=BOMB)))
+    assert unbounded_reason(spelled(tokenizer(normalizer=BOMB)))
 
 
 def test_what_the_library_cannot_read_has_its_own_error() -> None:
@@ -136,11 +142,11 @@ def test_what_the_library_cannot_read_has_its_own_error() -> None:
 
 
 def test_tokenizers_in_use_need_no_child(demo_model: Path) -> None:
-    assert unbounded((demo_model / "tokenizer.json").read_text("utf-8")) == ""
+    assert unbounded_reason((demo_model / "tokenizer.json").read_text("utf-8")) == ""
     for name in pre.PRE_TOKENIZERS:
         for kind, argument in pre.PRE_TOKENIZERS[name].steps:
             if kind == "split":
-                assert unbounded(tokenizer(pre_tokenizer=split(str(argument)))) == "", name
+                assert unbounded_reason(tokenizer(pre_tokenizer=split(str(argument)))) == "", name
     spm = [
         {"type": "Prepend", "prepend": "\u2581"},
         {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
@@ -150,7 +156,9 @@ def test_tokenizers_in_use_need_no_child(demo_model: Path) -> None:
         {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"},
     ]
     for rows in (spm, t5):
-        assert unbounded(tokenizer(normalizer={"type": "Sequence", "normalizers": rows})) == ""
+        assert (
+            unbounded_reason(tokenizer(normalizer={"type": "Sequence", "normalizers": rows})) == ""
+        )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +173,7 @@ def test_tokenizers_in_use_need_no_child(demo_model: Path) -> None:
     ],
 )  # fmt: skip
 def test_costly_regexes_are_those_that_repeat_a_repeat(pattern: str, found: bool) -> None:
-    assert bool(costly(pattern)) == found
+    assert bool(costly_reason(pattern)) == found
 
 
 @settings(max_examples=60, deadline=None)

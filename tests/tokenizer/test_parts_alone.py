@@ -13,7 +13,7 @@ from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import FLAGS, config_added
-from aprfmt.tokenizer.loading import _texts_of_ids
+from aprfmt.tokenizer.loading import _special_texts
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 
@@ -92,6 +92,6 @@ def test_an_id_beyond_the_tokens_has_no_text() -> None:
     carried: Any = SimpleNamespace(
         value=lambda key: ["a", "b", 3], ids=lambda: {"bos": 0, "eos": 1, "pad": 2, "unk": 3}
     )
-    assert _texts_of_ids(carried) == {"bos": "a", "eos": "b"}
+    assert _special_texts(carried) == {"bos": "a", "eos": "b"}
     carried.value = lambda key: "ab"
-    assert _texts_of_ids(carried) == {}
+    assert _special_texts(carried) == {}

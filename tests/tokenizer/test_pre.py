@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import ConversionError, UnsupportedError
-from aprfmt.tokenizer import load, pre
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS, name_of, normalizer_json, pre_tokenizer_json
+from aprfmt.tokenizer import load_tokenizer, pre
+from aprfmt.tokenizer.pre import PRE_TOKENIZERS, normalizer_json, pre_name_of, pre_tokenizer_json
 from tests.tokenizer.fake import byte_level, fake, gguf_vocabulary
 from tests.tokenizer.strings import STRINGS
 
@@ -44,7 +44,7 @@ def test_same_ids_as_the_class(name: str, demo_model: Path) -> None:
     made: Callable[..., Any] = getattr(importlib.import_module(f"transformers.{module}"), attribute)
     vocab, merges = byte_level(demo_model)
     oracle = made(vocab=vocab, merges=merges).backend_tokenizer
-    ours = load(fake("gguf", gguf_vocabulary(demo_model, name)))
+    ours = load_tokenizer(fake("gguf", gguf_vocabulary(demo_model, name)))
     for key, text in STRINGS.items():
         wanted = oracle.encode(text, add_special_tokens=False).ids
         if any(i >= len(vocab) for i in wanted):
@@ -72,7 +72,7 @@ def test_the_library_takes_it_and_its_name_comes_back(name: str) -> None:
     for text in STRINGS.values():
         pieces = read.pre_tokenizer.pre_tokenize_str(text)
         assert "".join(piece for piece, _ in pieces) or not text
-    again = name_of(json.loads(read.to_str()), "x")
+    again = pre_name_of(json.loads(read.to_str()), "x")
     assert PRE_TOKENIZERS[again] == row
 
 
@@ -98,7 +98,7 @@ def test_pieces(name: str, text: str, pieces: list[str]) -> None:
 
 
 def test_listed_letters_are_the_cased_ones() -> None:
-    letters = pre._characters(pre._CASED_LETTERS)
+    letters = pre._character_class(pre._CASED_LETTERS)
     ranges = [part.split("-") for part in pre._CASED_LETTERS.split()]
     points = {c for r in ranges for c in range(int(r[0], 16), int(r[-1], 16) + 1)}
     assert {unicodedata.category(chr(c)) for c in points} == {"Lu", "Ll", "Lt"}
@@ -125,7 +125,7 @@ def test_an_unknown_name_is_an_error(name: str) -> None:
 )
 def test_a_splitting_without_a_name_is_an_error(change: dict[str, Any], found: str) -> None:
     with pytest.raises(ConversionError, match=found):
-        name_of({**shell(PRE_TOKENIZERS["qwen2"]), **change}, "x")
+        pre_name_of({**shell(PRE_TOKENIZERS["qwen2"]), **change}, "x")
 
 
 def test_spellings_that_mean_the_same() -> None:
@@ -134,4 +134,4 @@ def test_spellings_that_mean_the_same() -> None:
     split["pattern"]["Regex"] = split["pattern"]["Regex"].replace(r"\r", "\r").replace(r"\n", "\n")
     split.update(behavior="Removed", invert=True)
     data["normalizer"] = {"type": "Sequence", "normalizers": []}
-    assert name_of(data, "x") == "llama-bpe"
+    assert pre_name_of(data, "x") == "llama-bpe"

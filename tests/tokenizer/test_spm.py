@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.base.protocols import TypedValue
-from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer import load_tokenizer, to_apr, to_gguf, to_hf, tokenizer_facts
 from tests.tokenizer.fake import fake, folder_model, without_json
 from tests.tokenizer.strings import STRINGS
 
@@ -68,7 +68,7 @@ def keys(prefix: bool, byte_fallback: bool = True, **more: Any) -> dict[str, Any
 @pytest.mark.parametrize("prefix", [True, False], ids=["prefix", "no-prefix"])
 def test_ids_of_sentencepiece(prefix: bool, byte_fallback: bool) -> None:
     sp = trained(prefix, byte_fallback)
-    ours = load(fake("gguf", keys(prefix, byte_fallback)))
+    ours = load_tokenizer(fake("gguf", keys(prefix, byte_fallback)))
     for name, text in STRINGS.items():
         wanted = sp.encode(text)
         got = ours.encode(text, add_special=False, parse_special=False)
@@ -83,7 +83,7 @@ def test_ids_of_sentencepiece(prefix: bool, byte_fallback: bool) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.sampled_from(" the catson\u2581é你🚀\n\t1"), max_size=40))
 def test_any_text(text: str) -> None:
-    ours = load(fake("gguf", keys(True)))
+    ours = load_tokenizer(fake("gguf", keys(True)))
     assert ours.encode(text, add_special=False) == trained(True).encode(text)
 
 
@@ -112,7 +112,7 @@ def test_built_folder_gives_the_same_ids(prefix: bool, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    ours, again = load(source), load(folder_model(tmp_path))
+    ours, again = load_tokenizer(source), load_tokenizer(folder_model(tmp_path))
     more = {"user": "a<sep>b  c   d<s>e", "runs": " " * 9 + "x", "longest": "a<q>b<qc<q>>"}
     for name, text in {**STRINGS, **more}.items():
         ids = ours.encode(text)
@@ -141,9 +141,9 @@ def test_every_way_back(tmp_path: Path) -> None:
         "folder-apr": fake("apr", without_json(to_apr(folder))),
     }
     assert back["tokenizer.ggml.model"] == "llama" and back["tokenizer.ggml.pre"] == "default"
-    ours, facts_of = load(source), facts(source)
+    ours, facts_of = load_tokenizer(source), tokenizer_facts(source)
     for way, model in models.items():
-        other, there = load(model), facts(model)
+        other, there = load_tokenizer(model), tokenizer_facts(model)
         for name, text in STRINGS.items():
             assert other.encode(text) == ours.encode(text), (way, name)
         assert {k: there[k] for k in there if k in facts_of} == dict(facts_of), way
@@ -157,10 +157,10 @@ def test_phi3_tokens_swallow_the_blanks_behind_them(tmp_path: Path) -> None:
     metadata["tokenizer.ggml.token_type"].value.append(3)
     source = fake("gguf", metadata)
     user = len(metadata["tokenizer.ggml.tokens"].value) - 1
-    ours = load(source)
+    ours = load_tokenizer(source)
     for name, text in to_hf(source).items():
         (tmp_path / name).write_text(text)
-    built = load(folder_model(tmp_path))
+    built = load_tokenizer(folder_model(tmp_path))
     bare, tail = (ours.encode(text, add_special=False) for text in ("the", " the"))
     for blank in ("", " ", "\n", " \t\u3000\n  ", "\x1c"):
         ids = ours.encode(f"<|user|>{blank}the<s> the", add_special=False)
@@ -170,14 +170,14 @@ def test_phi3_tokens_swallow_the_blanks_behind_them(tmp_path: Path) -> None:
 
 
 def test_control_tokens_are_never_made_from_text() -> None:
-    ours = load(fake("gguf", keys(False)))
+    ours = load_tokenizer(fake("gguf", keys(False)))
     assert ours.encode("<s></s>", add_special=False) == [1, 2]
     plain = ours.encode("<s></s>", add_special=False, parse_special=False)
     assert not {1, 2} & set(plain) and ours.decode(plain) == "<s></s>"
 
 
 def test_broken_bytes_become_replacement_characters() -> None:
-    ours = load(fake("gguf", keys(False)))
+    ours = load_tokenizer(fake("gguf", keys(False)))
     ids = ours.encode("\U0001f9ff", add_special=False)  # in no piece: four byte tokens
     assert len(ids) == 4 and ours.decode(ids) == "\U0001f9ff"
     assert ours.decode(ids[:3]) == "\ufffd" * 3

@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.model import open_model
-from aprfmt.tokenizer import facts, load, stated_ends, to_gguf
+from aprfmt.tokenizer import load_tokenizer, stated_ends, to_gguf, tokenizer_facts
 from aprfmt.tokenizer.engine_defaults import CLASS_EOS
 from aprfmt.tokenizer.keys import TOKENS
 from aprfmt.tokenizer.turn_ends import unstopped_turn
@@ -91,7 +91,7 @@ def test_a_generation_stops_as_in_transformers(case: str | None, folder: Path) -
         theirs = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder)).eos_token_id
     wanted = frozenset(theirs if isinstance(theirs, list) else [theirs])
     with open_model(folder) as model:
-        assert load(model).stop_ids == stated_ends(model) == wanted
+        assert load_tokenizer(model).stop_ids == stated_ends(model) == wanted
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "gpt2", "phi3", "glm4", "qwen2"])
@@ -156,6 +156,6 @@ def test_lists_that_cannot_be_read_leave_inspect_whole(demo_model: Path) -> None
     gguf["tokenizer.chat_template"] = TURN % "<|fin|>"
     gguf["tokenizer.ggml.token_type"] = "no list"
     model = fake("gguf", gguf)
-    assert "turn_end" not in facts(model, quick=True)
+    assert "turn_end" not in tokenizer_facts(model, quick=True)
     with pytest.raises(FormatError, match="token_type"):
         unstopped_turn(model.carried)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, heads_changed
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, change_head_fields
 from aprfmt.causes.row import Cause
 from aprfmt.inference.layer_heads import kv_heads
 from aprfmt.inference.masks import chunk_mask
@@ -49,7 +49,7 @@ CAUSE_ROWS = (
 Array = NDArray[Any]
 
 
-def _products(case: Mismatch, call: OperationCall) -> Array:
+def _query_key_products(case: Mismatch, call: OperationCall) -> Array:
     """Return q.k of every head without scale and softcap, float64."""
     q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
     groups = q.shape[1] // k.shape[1]
@@ -69,19 +69,19 @@ def known_entries(case: Mismatch) -> Array:
 # --- scale and softcap ---------------------------------------------------------------------------
 
 
-def scale_change(patched: PatchedModel, value: float) -> Change:
+def score_scale_change(patched: PatchedModel, value: float) -> Change:
     """Return the change that puts another factor on the scores."""
     told = float(patched.hp["attn_scale"])
     return Change(
         "attention_scale",
         f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
         ("attn_scale",),
-        lambda patched, layers: heads_changed(patched, layers, scale=value),
+        lambda patched, layers: change_head_fields(patched, layers, scale=value),
         {"attn_scale": value},
     )
 
 
-def scale(case: Mismatch) -> Iterator[Change]:
+def find_score_scale(case: Mismatch) -> Iterator[Change]:
     """Find the factor between q.k and the scores, after undoing the softcap."""
     call = case.call("scores")
     if call is None:
@@ -96,11 +96,12 @@ def scale(case: Mismatch) -> Iterator[Change]:
     theirs = case.part(call)
     if theirs is None:
         yield from case.best_number(
-            lambda s: scale_change(case.patched, s), (s for s in usual if not math.isclose(s, told))
+            lambda s: score_scale_change(case.patched, s),
+            (s for s in usual if not math.isclose(s, told)),
         )
         return
     products, there = (
-        _products(case, call)[known_entries(case)],
+        _query_key_products(case, call)[known_entries(case)],
         theirs[known_entries(case)].astype(np.float64),
     )
     if heads.softcap is not None:
@@ -113,12 +114,13 @@ def scale(case: Mismatch) -> Iterator[Change]:
     if value and rel_l2(products * value, there) <= 20 * case.view.tolerance:
         exact = [s for s in usual if math.isclose(s, value, rel_tol=5 * case.view.tolerance)]
         if exact:
-            yield scale_change(case.patched, exact[0])
+            yield score_scale_change(case.patched, exact[0])
         else:
-            yield from case.rounded(lambda s: scale_change(case.patched, s), value)
+            yield from case.rounded(lambda s: score_scale_change(case.patched, s), value)
 
 
-def _cap_change(case: Mismatch, value: float | None) -> Change:
+def _softcap_change(case: Mismatch, value: float | None) -> Change:
+    """Return the change to another cap on the scores."""
     told, scale = case.patched.hp["attn_softcap"], float(case.patched.hp["attn_scale"])
     early = (
         told is not None and value is not None and math.isclose(value, told * scale, rel_tol=1e-3)
@@ -129,34 +131,34 @@ def _cap_change(case: Mismatch, value: float | None) -> Change:
         f"{'caps none' if told is None else f'says {told:g}'}"
         f"{', which is before the scale' * early}",
         ("attn_softcap",),
-        lambda patched, layers: heads_changed(patched, layers, softcap=value),
+        lambda patched, layers: change_head_fields(patched, layers, softcap=value),
         {"attn_softcap": value},
     )
 
 
-def softcap(case: Mismatch) -> Iterator[Change]:
+def try_softcaps(case: Mismatch) -> Iterator[Change]:
     """Try no cap, and the cap that gives the trace's largest scores."""
     call = case.call("scores")
     if call is None:
         return
     told = call.args[2].softcap
     if told is not None:
-        yield _cap_change(case, None)
+        yield _softcap_change(case, None)
     theirs = case.part(call)
     if theirs is None:
         if told is not None:
             yield from case.best_number(
-                lambda c: _cap_change(case, c), (told / 4, told / 2, told * 2, told * 4)
+                lambda c: _softcap_change(case, c), (told / 4, told / 2, told * 2, told * 4)
             )
         return
     known = known_entries(case)
-    plain, capped = (_products(case, call) * call.args[2].scale)[known], theirs[known]
-    found = cap_of(plain, capped.astype(np.float64))
+    plain, capped = (_query_key_products(case, call) * call.args[2].scale)[known], theirs[known]
+    found = solve_cap(plain, capped.astype(np.float64))
     if found is not None:
-        yield from case.rounded(lambda c: _cap_change(case, c), found)
+        yield from case.rounded(lambda c: _softcap_change(case, c), found)
 
 
-def cap_of(plain: Array, capped: Array) -> float | None:
+def solve_cap(plain: Array, capped: Array) -> float | None:
     """Return c with capped = c tanh(plain / c); None if there is no such c."""
     order = np.argsort(-np.abs(plain))[:64]
     x, y = np.abs(plain[order]), np.abs(capped[order])
@@ -177,7 +179,7 @@ def cap_of(plain: Array, capped: Array) -> float | None:
 # --- which keys a query reads --------------------------------------------------------------------
 
 
-def mapped_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
+def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
     """Return a maker: query head h reads key and value head mapping[h]."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -191,7 +193,7 @@ def mapped_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
     return make
 
 
-def mappings(
+def head_mapping_changes(
     patched: PatchedModel, chosen: Callable[[Array, int], list[Array]]
 ) -> Iterator[Change]:
     """Yield the changes to other mappings of query heads to key heads, values and both.
@@ -213,20 +215,22 @@ def mappings(
                 f"query heads read {what} heads {', '.join(map(str, mapping.tolist()))}; they "
                 f"should read {', '.join(map(str, own.tolist()))}",
                 ("n_kv_heads",),
-                mapped_heads(mapping, keys, values),
+                map_query_heads(mapping, keys, values),
                 {"key_head_of_query_head": mapping.tolist()},
             )
 
 
-def gqa(case: Mismatch) -> Iterator[Change]:
+def find_head_mapping(case: Mismatch) -> Iterator[Change]:
     """Find which key head each query head reads."""
     hp, layer = case.patched.hp, case.layer
     usual = layer < 0 or kv_heads(hp, layer) == hp["n_kv_heads"]
     if usual and case.call("scores", "mix") is not None:
-        yield from mappings(case.patched, lambda own, n_kv: _read_heads(case, own, n_kv))
+        yield from head_mapping_changes(
+            case.patched, lambda own, n_kv: _candidate_mappings(case, own, n_kv)
+        )
 
 
-def _read_heads(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
+def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
     """Return the mappings to try: the one that the scores show, or usual ones without scores."""
     n_heads = len(own)
     chosen = [np.arange(n_heads) % n_kv, own[::-1].copy()]
@@ -250,19 +254,21 @@ def _read_heads(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
     return chosen
 
 
-def masked(mask: Array) -> Any:
+def attend_with_mask(mask: Array) -> Any:
     """Return a maker: attention with another mask [tokens, keys]."""
-    return lambda patched, layers: heads_changed(patched, layers, mask=mask)
+    return lambda patched, layers: change_head_fields(patched, layers, mask=mask)
 
 
-def _causal(case: Mismatch) -> Array:
+def _causal_mask(case: Mismatch) -> Array:
+    """Return the causal mask [tokens, keys] of the pass's tokens."""
     query = np.arange(case.tokens)[:, None]
     return np.arange(case.tokens) <= query
 
 
-def _window_change(case: Mismatch, window: int | None) -> Change:
-    told = case.patched.hp["sliding_window"] if _windowed(case) else None
-    seen = _causal(case)
+def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
+    """Return the change to attention that reaches `window` tokens."""
+    told = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
+    seen = _causal_mask(case)
     if window is not None:
         at = np.arange(case.tokens)
         seen = seen & (at[None, :] > at[:, None] - window)
@@ -271,16 +277,17 @@ def _window_change(case: Mismatch, window: int | None) -> Change:
         "sliding_window",
         f"attention reaches {reach}; the model says {told or 'all'}",
         ("sliding_window",),
-        masked(seen),
+        attend_with_mask(seen),
         {"sliding_window": window},
     )
 
 
-def _windowed(case: Mismatch) -> bool:
+def _layer_has_window(case: Mismatch) -> bool:
+    """Return whether the diverging layer has a sliding window."""
     return case.layer >= 0 and bool(case.patched.hp["window_layers"][case.layer])
 
 
-def _pattern(case: Mismatch) -> Array | None:
+def _recorded_mask(case: Mismatch) -> Array | None:
     """Return a mask of the keys with probabilities above zero; None if the trace has none."""
     call = case.call("probs")
     theirs = None if call is None else case.part(call)
@@ -289,39 +296,39 @@ def _pattern(case: Mismatch) -> Array | None:
     return np.asarray((theirs > 0).any(axis=0))
 
 
-def window(case: Mismatch) -> Iterator[Change]:
+def find_window(case: Mismatch) -> Iterator[Change]:
     """Derive the window from the probabilities, or from the first row that differs."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     if case.patched.spec.block.attends == "all":
-        return  # `mask` says it
-    if case.patched.spec.block.window == "chunk" and _windowed(case):
-        yield from _chunks(case)
+        return  # `try_masks` says it
+    if case.patched.spec.block.window == "chunk" and _layer_has_window(case):
+        yield from _try_chunks(case)
         return
-    told = case.patched.hp["sliding_window"] if _windowed(case) else None
-    pattern = _pattern(case)
+    told = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
+    pattern = _recorded_mask(case)
     if pattern is not None:
         reach = pattern.sum(axis=1)
         found = int(reach.max())
         unlimited = bool((reach == np.arange(1, case.tokens + 1)).all())
-        yield _window_change(case, None if unlimited else found)
+        yield _sliding_window_change(case, None if unlimited else found)
         return
     rows = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
     if not len(rows):
         return
     first = int(rows[0])
     if told is not None and first >= int(told):
-        yield _window_change(case, None)
-        wide = case.attempt(_window_change(case, None), frozenset({case.layer}))
+        yield _sliding_window_change(case, None)
+        wide = case.attempt(_sliding_window_change(case, None), frozenset({case.layer}))
         if wide is not None:
             late = np.flatnonzero(case.by_row(wide) > 2 * wide.tolerance)
             if len(late):
-                yield _window_change(case, int(late[0]))
+                yield _sliding_window_change(case, int(late[0]))
     elif first > 0:
-        yield _window_change(case, first)
+        yield _sliding_window_change(case, first)
 
 
-def _chunks(case: Mismatch) -> Iterator[Change]:
+def _try_chunks(case: Mismatch) -> Iterator[Change]:
     """Try no chunks, windows of their size, and the size that the first row that differs shows."""
     told = int(case.patched.hp["sliding_window"])
     says = f"; the model says chunks of {told}"
@@ -355,29 +362,32 @@ def _chunks(case: Mismatch) -> Iterator[Change]:
             yield change(int(rows[0]), f"the tokens of a chunk of {rows[0]}")
 
 
-def mask(case: Mismatch) -> Iterator[Change]:
+def try_masks(case: Mismatch) -> Iterator[Change]:
     """Try no mask, a mask that hides a query's own token, and the mask of the probabilities."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
-    pattern = _pattern(case)
+    pattern = _recorded_mask(case)
     n = case.tokens
     if case.patched.spec.block.attends == "all":
-        seen = _causal(case) if pattern is None else pattern
+        seen = _causal_mask(case) if pattern is None else pattern
         says = "reaches other tokens than the model says"
-        if np.array_equal(seen, _causal(case)):
+        if np.array_equal(seen, _causal_mask(case)):
             says = "is causal: queries do not see later tokens"
-        yield Change("mask", f"attention {says}", ("mask",), masked(seen))
+        yield Change("mask", f"attention {says}", ("mask",), attend_with_mask(seen))
         return
     if pattern is not None:
         reach = pattern.sum(axis=1)
         steps = np.arange(1, n + 1)
-        if not (pattern & ~_causal(case)).any() and (reach == np.minimum(steps, reach.max())).all():
+        if (
+            not (pattern & ~_causal_mask(case)).any()
+            and (reach == np.minimum(steps, reach.max())).all()
+        ):
             return  # a window, or none
-        if case.patched.spec.block.window == "chunk" and _windowed(case):
+        if case.patched.spec.block.window == "chunk" and _layer_has_window(case):
             sizes = {int(reach.max()), int(case.patched.hp["sliding_window"])}
             if any(np.array_equal(pattern, chunk_mask(0, n, n, size)) for size in sizes):
                 return  # chunks, of another size or not
-        if (pattern & ~_causal(case)).any():
+        if (pattern & ~_causal_mask(case)).any():
             says = (
                 "is not causal: queries see later tokens"
                 if pattern.all()
@@ -385,23 +395,23 @@ def mask(case: Mismatch) -> Iterator[Change]:
             )
         else:
             says = "hides tokens that it should show"
-        yield Change("mask", f"attention {says}", ("mask",), masked(pattern))
+        yield Change("mask", f"attention {says}", ("mask",), attend_with_mask(pattern))
         return
     yield Change(
         "mask",
         "attention is not causal: queries see later tokens",
         ("mask",),
-        masked(np.ones((n, n), np.bool_)),
+        attend_with_mask(np.ones((n, n), np.bool_)),
     )
-    own = _causal(case) & ~np.eye(n, dtype=np.bool_)
+    own = _causal_mask(case) & ~np.eye(n, dtype=np.bool_)
     own[0, 0] = True
-    yield Change("mask", "queries do not see their own token", ("mask",), masked(own))
+    yield Change("mask", "queries do not see their own token", ("mask",), attend_with_mask(own))
 
 
 HYPOTHESES = (
-    Hypothesis("gqa_mapping", gqa, 280, "which keys are read, before scores"),
-    Hypothesis("attention_scale", scale, 290, "one factor of the scores"),
-    Hypothesis("softcap", softcap, 300, "a function of the scores, after a factor"),
-    Hypothesis("sliding_window", window, 310, "one number says what is masked"),
-    Hypothesis("mask", mask, 320, "any mask, after a window"),
+    Hypothesis("gqa_mapping", find_head_mapping, 280, "which keys are read, before scores"),
+    Hypothesis("attention_scale", find_score_scale, 290, "one factor of the scores"),
+    Hypothesis("softcap", try_softcaps, 300, "a function of the scores, after a factor"),
+    Hypothesis("sliding_window", find_window, 310, "one number says what is masked"),
+    Hypothesis("mask", try_masks, 320, "any mask, after a window"),
 )

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.cut_points import is_used
+from aprfmt.causes.forward.cut_points import recorded_values_are_used
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.capture import key_name
-from aprfmt.inference.replay.recorded_trace import near_keys
+from aprfmt.inference.replay.recorded_trace import neighbour_keys
 
 CAUSE_ROWS = (
     Cause(
@@ -33,17 +33,17 @@ CAUSE_ROWS = (
 Array = NDArray[Any]
 
 
-def neighbour(case: Mismatch) -> Iterator[Change]:
+def match_neighbour_points(case: Mismatch) -> Iterator[Change]:
     """Compare the trace's value with the reference's values at neighbouring points."""
-    if is_used(case):
+    if recorded_values_are_used(case):
         return
-    for name, value in around(case):
+    for name, value in neighbour_values(case):
         if value.size != case.view.mine.size:
             continue
         if not case.differs(value) <= case.view.tolerance:
             continue
         here = case.view.key
-        same = frozenset(_alike(case))
+        same = frozenset(_same_point_keys(case))
         yield Change(
             "capture_point",
             f"what is recorded as {case.view.point} was taken at another point: it is {name}",
@@ -51,19 +51,19 @@ def neighbour(case: Mismatch) -> Iterator[Change]:
             drop=same,
             values={"recorded_as": case.view.point, "is": name},
             scoped=False,
-            general=_declared(case, name),
+            general=_records_other_point(case, name),
         )
         return
 
 
-def _declared(case: Mismatch, name: str) -> bool:
+def _records_other_point(case: Mismatch, name: str) -> bool:
     """Say whether the trace holds the other point too, with equal values: a step was left out."""
     point = name.rpartition(" ")[2]
     key = point if case.layer < 0 or "." in point else key_name(point, case.layer)
     return case.recorded.trace.find(key) is not None
 
 
-def _alike(case: Mismatch) -> Iterator[str]:
+def _same_point_keys(case: Mismatch) -> Iterator[str]:
     """Yield the point's keys in all layers: engines record a point the same way in each."""
     if case.layer < 0:
         yield case.view.key
@@ -72,10 +72,10 @@ def _alike(case: Mismatch) -> Iterator[str]:
         yield key_name(case.view.point, layer)
 
 
-def around(case: Mismatch) -> Iterator[tuple[str, Array]]:
+def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
     """Yield the layer's points on the trace's inputs, and values one step away from this point."""
     views, key = case.found.views, case.view.key
-    keys = near_keys(key, case.layer)
+    keys = neighbour_keys(key, case.layer)
     keys += ["embd", "embd_scaled"] if case.layer == 0 else []
     before, after = f"L{case.layer - 1}.out", f"L{case.layer + 1}.attn_norm"
     for other in (*keys, before, after):
@@ -86,7 +86,7 @@ def around(case: Mismatch) -> Iterator[tuple[str, Array]]:
             if source is not None:
                 yield f"what belongs to {name}", np.asarray(source)
     mine = case.view.mine
-    stream = _stream(case)
+    stream = _residual_stream(case)
     if stream is not None and stream.size == mine.size:
         stream = stream.reshape(mine.shape)
         yield f"{case.view.point} plus the residual stream", mine + stream
@@ -107,7 +107,7 @@ def around(case: Mismatch) -> Iterator[tuple[str, Array]]:
         yield f"{case.view.point} before its bias", mine - bias.reshape(mine.shape[1:])
 
 
-def _stream(case: Mismatch) -> Array | None:
+def _residual_stream(case: Mismatch) -> Array | None:
     """Return the residual stream that the sublayer of the point is added to."""
     names = ("in", "embd_scaled", "embd") if "attn" in case.view.point else ("mid",)
     for name in names:
@@ -123,7 +123,7 @@ def _stream(case: Mismatch) -> Array | None:
 HYPOTHESES = (
     Hypothesis(
         "capture_point",
-        neighbour,
+        match_neighbour_points,
         10,
         "a right value under another name is no fault of the operation",
     ),

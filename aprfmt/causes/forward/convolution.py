@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.row import Cause
-from aprfmt.inference.placing import mixer
+from aprfmt.inference.placing import mixer_of_layer
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 CAUSE_ROWS = (
@@ -32,7 +32,7 @@ Array = NDArray[Any]
 WHERE = ("shortconv",)
 
 
-def _moved(window: Array, by: int) -> Array:
+def _shift_rows(window: Array, by: int) -> Array:
     """Return a window whose rows stand so many places later, zeros where none is."""
     moved = np.zeros_like(window)
     if by > 0:
@@ -42,7 +42,7 @@ def _moved(window: Array, by: int) -> Array:
     return moved
 
 
-def _own(kernel: Array) -> Array:
+def _last_tap_only(kernel: Array) -> Array:
     """Return the kernels with the token's own tap only."""
     alone = np.zeros_like(kernel)
     alone[:, -1] = kernel[:, -1]
@@ -55,13 +55,13 @@ TAKEN: Mapping[str, tuple[str, Callable[[Array, Array], tuple[Array, Array]]]] =
         "convolution", lambda window, kernel: (window, kernel[:, ::-1].copy()),
     ),
     "the taps are one position early: none is the token's own": (
-        "convolution", lambda window, kernel: (_moved(window, 1), kernel),
+        "convolution", lambda window, kernel: (_shift_rows(window, 1), kernel),
     ),
     "the taps are one position late: the last one is the next token's": (
-        "convolution", lambda window, kernel: (_moved(window, -1), kernel),
+        "convolution", lambda window, kernel: (_shift_rows(window, -1), kernel),
     ),
     "no state is carried: every token sees itself only": (
-        "conv_state", lambda window, kernel: (window, _own(kernel)),
+        "conv_state", lambda window, kernel: (window, _last_tap_only(kernel)),
     ),
 }  # fmt: skip
 # Point behind which a gate multiplies -> what is said of it.
@@ -71,46 +71,51 @@ GATES: Mapping[str, str] = {
 }
 
 
-def mixers(patched: PatchedModel) -> set[str]:
+def mixer_kinds(patched: PatchedModel) -> set[str]:
     """Return what mixes tokens in some layers of a model, but attention."""
     block, hp = patched.spec.block, patched.hp
-    return {mixer(block, hp, layer) for layer in range(patched.n_layers)} - {"none"}
+    return {mixer_of_layer(block, hp, layer) for layer in range(patched.n_layers)} - {"none"}
 
 
-def convolutions(patched: PatchedModel) -> Iterator[Change]:
+def usual_convolution_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes of a model's short convolutions; none of a model without them."""
-    kinds = mixers(patched)
+    kinds = mixer_kinds(patched)
     short = "short_conv" in kinds
     if not kinds:
         return
     where = WHERE if short else ("ssm_conv1d",)
     for says, (cause, taken) in TAKEN.items():
-        yield Change(cause, says, where, _taken(taken), {"convolution": says})
+        yield Change(cause, says, where, _with_kernel(taken), {"convolution": says})
     if not short:
         return
     for point, says in GATES.items():
-        yield Change("convolution", says, WHERE, _ungated(point), {"gate": point})
+        yield Change("convolution", says, WHERE, _without_gate(point), {"gate": point})
 
 
-def convolution(case: Mismatch) -> Iterator[Change]:
+def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
     """Try other taps, no gates, and other rows before the first ones."""
-    if case.layer < 0 or mixer(case.patched.spec.block, case.patched.hp, case.layer) == "none":
+    if (
+        case.layer < 0
+        or mixer_of_layer(case.patched.spec.block, case.patched.hp, case.layer) == "none"
+    ):
         return
-    yield from convolutions(case.patched)
+    yield from usual_convolution_mistakes(case.patched)
     call = case.call("convolve")
     if call is None:
         return
     first = int(case.rows[0]) if len(case.rows) else 0
     if first > 0:
         says = f"no state is carried to token {first}: the convolution begins with zeros there"
-        yield Change("conv_state", says, WHERE, _restarted(first), {"restarted": first})
-    before = _rows_before(case)
+        yield Change("conv_state", says, WHERE, _restart_at(first), {"restarted": first})
+    before = _solve_rows_before(case)
     if before is not None:
         says = "the state is not reset: the convolution begins with rows of another sequence"
-        yield Change("conv_state", says, WHERE, _begun(before), general=True)
+        yield Change("conv_state", says, WHERE, _begin_with_rows(before), general=True)
 
 
-def _taken(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
+def _with_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
+    """Return a maker: the convolution uses the kernels that `taken` makes of its own."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
             return op(*taken(window, kernel), *bias)
@@ -120,7 +125,9 @@ def _taken(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
     return make
 
 
-def _ungated(point: str) -> Any:
+def _without_gate(point: str) -> Any:
+    """Return a maker: the convolution's gate at a point is left out."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
             return b if at.point == point else op(a, b)
@@ -130,7 +137,7 @@ def _ungated(point: str) -> Any:
     return make
 
 
-def _restarted(first: int) -> Any:
+def _restart_at(first: int) -> Any:
     """Return a maker: from a token on, the convolution does not see the tokens before it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -144,7 +151,7 @@ def _restarted(first: int) -> Any:
     return make
 
 
-def _begun(before: Array) -> Any:
+def _begin_with_rows(before: Array) -> Any:
     """Return a maker: these rows stand before the first token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -156,7 +163,7 @@ def _begun(before: Array) -> Any:
     return make
 
 
-def _rows_before(case: Mismatch) -> Array | None:
+def _solve_rows_before(case: Mismatch) -> Array | None:
     """Return the rows [taps - 1, channels] before the first token that give the trace's values.
 
     None unless the trace has the convolution's result from the first token on, and it differs
@@ -183,6 +190,10 @@ def _rows_before(case: Mismatch) -> Array | None:
 
 
 HYPOTHESES = (
-    Hypothesis("convolution", convolution, 350, "a function of the layer's own inputs"),
-    Hypothesis("conv_state", convolution, 360, "the same proposals, under the state's name"),
+    Hypothesis(
+        "convolution", try_convolution_mistakes, 350, "a function of the layer's own inputs"
+    ),
+    Hypothesis(
+        "conv_state", try_convolution_mistakes, 360, "the same proposals, under the state's name"
+    ),
 )

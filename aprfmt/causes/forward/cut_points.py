@@ -22,7 +22,7 @@ BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 
 
-def cuts(key: str) -> Iterator[str]:
+def cut_keys(key: str) -> Iterator[str]:
     """Yield the keys, nearest first, through which a point acts on everything after it."""
     point, layer = parse_key(key)
     if layer < 0 or point in STREAM or point in DISCRETE:
@@ -44,7 +44,7 @@ def agrees_without(case: Mismatch, cut: str) -> bool:
     return view is not None and view.residual is not None and not view.flagged
 
 
-def depends(later: str, earlier: str) -> bool:
+def is_computed_from(later: str, earlier: str) -> bool:
     """Say whether a point is computed from an earlier one (and not beside it)."""
     (a, layer), (b, own) = parse_key(later), parse_key(earlier)
     if layer != own:
@@ -60,12 +60,12 @@ def depends(later: str, earlier: str) -> bool:
     )
 
 
-def is_used(case: Mismatch) -> bool:
+def recorded_values_are_used(case: Mismatch) -> bool:
     """Say whether what follows was computed from the recorded values, and not from the reference's.
 
     Then they are what the engine computed with, and were not taken at another point.
     """
-    for cut in cuts(case.view.key):
+    for cut in cut_keys(case.view.key):
         view = case.found.views.get(cut)
         if view is not None and view.residual is not None:
             return not view.flagged and not agrees_without(case, cut)

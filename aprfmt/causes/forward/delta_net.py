@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.convolution import mixers
+from aprfmt.causes.forward.convolution import mixer_kinds
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
-from aprfmt.causes.forward.product import scaled_vectors, zeroed
+from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.row import Cause
-from aprfmt.inference.placing import mixer
-from aprfmt.inference.recurrence import LINEAR, TINY, recurrent
+from aprfmt.inference.placing import mixer_of_layer
+from aprfmt.inference.recurrence import LINEAR, TINY, delta_rule_by_token
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 CAUSE_ROWS = (
@@ -38,7 +38,7 @@ Make = Callable[[PatchedModel, Layers], PatchedModel]
 POINTS = ("conv", "beta", "decay", "delta", "delta_norm", "attn_out", "mid", "out")
 
 
-def _soft(x: Array) -> Array:
+def _softplus(x: Array) -> Array:
     """Return softplus, the identity above LINEAR."""
     soft = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
     return np.where(x > LINEAR, x, soft)
@@ -46,32 +46,37 @@ def _soft(x: Array) -> Array:
 
 # What is said -> the decay's logarithm of the product, A_log and dt_bias.
 DECAYS: Mapping[str, Callable[[Array, Array, Array], Array]] = {
-    "dt_bias is subtracted": lambda a, rate, shift: -np.exp(rate) * _soft(a - shift),
+    "dt_bias is subtracted": lambda a, rate, shift: -np.exp(rate) * _softplus(a - shift),
     "dt_bias is added behind the softplus": lambda a, rate, shift: (
-        -np.exp(rate) * (_soft(a) + shift)
+        -np.exp(rate) * (_softplus(a) + shift)
     ),
-    "A_log is taken as it is stored, without exp": lambda a, rate, shift: rate * _soft(a + shift),
-    "minus A_log is taken, without exp": lambda a, rate, shift: -rate * _soft(a + shift),
-    "exp is taken twice of A_log": lambda a, rate, shift: -np.exp(np.exp(rate)) * _soft(a + shift),
+    "A_log is taken as it is stored, without exp": lambda a, rate, shift: (
+        rate * _softplus(a + shift)
+    ),
+    "minus A_log is taken, without exp": lambda a, rate, shift: -rate * _softplus(a + shift),
+    "exp is taken twice of A_log": lambda a, rate, shift: (
+        -np.exp(np.exp(rate)) * _softplus(a + shift)
+    ),
     "exp is taken of minus exp(A_log)": lambda a, rate, shift: (
-        -np.exp(-np.exp(rate)) * _soft(a + shift)
+        -np.exp(-np.exp(rate)) * _softplus(a + shift)
     ),
     "the softplus is left out": lambda a, rate, shift: -np.exp(rate) * (a + shift),
     "a sigmoid stands for the softplus": lambda a, rate, shift: (
         -np.exp(rate) / (1 + np.exp(-(a + shift)))
     ),
-    "A_log is left out": lambda a, rate, shift: -_soft(a + shift),
+    "A_log is left out": lambda a, rate, shift: -_softplus(a + shift),
     "nothing decays": lambda a, rate, shift: 0 * a,
-    "the decay is applied twice": lambda a, rate, shift: -2 * np.exp(rate) * _soft(a + shift),
+    "the decay is applied twice": lambda a, rate, shift: -2 * np.exp(rate) * _softplus(a + shift),
 }
 
 
-def _unit(x: Array) -> Array:
+def _unit_length(x: Array) -> Array:
+    """Return the vectors of the last axis divided by their length."""
     found: Array = x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
     return found
 
 
-def _rule(
+def _delta_rule(
     q: Array, k: Array, v: Array, g: Array, beta: Array, *, unit_q: bool = True,
     unit_k: bool = True, scaled: bool = True, in_turn: bool = False, corrects: bool = True,
     early: bool = False, forgets: bool = False, late_decay: bool = False,
@@ -83,12 +88,12 @@ def _rule(
     token begins with an empty state. `late_decay`: the state decays after a token has written.
     """
     each = v.shape[1] // k.shape[1]
-    q, k = _unit(q) if unit_q else q, _unit(k) if unit_k else k
+    q, k = _unit_length(q) if unit_q else q, _unit_length(k) if unit_k else k
     q, k = (np.tile(x, (1, each, 1)) if in_turn else np.repeat(x, each, axis=1) for x in (q, k))
     q = q * q.dtype.type(q.shape[-1] ** -0.5) if scaled else q
     state = np.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
     if corrects and not (early or forgets or late_decay):
-        return np.asarray(recurrent(q, k, v, g, beta, state)[0], v.dtype)
+        return np.asarray(delta_rule_by_token(q, k, v, g, beta, state)[0], v.dtype)
     reads, decays = [], np.exp(g)[:, :, None, None]
     for t in range(len(q)):
         row, query = k[t][:, None, :], q[t][:, None, :]
@@ -130,7 +135,8 @@ def _silu(x: Array) -> Array:
     return found
 
 
-def _normed(x: Array, w: Array, eps: float) -> Array:
+def _rms_norm(x: Array, w: Array, eps: float) -> Array:
+    """Return the RMS norm of the last axis, times a weight."""
     square = np.mean(x * x, axis=-1, keepdims=True)
     found: Array = x / np.sqrt(square + x.dtype.type(eps)) * w
     return found
@@ -138,38 +144,38 @@ def _normed(x: Array, w: Array, eps: float) -> Array:
 
 # What is said -> what leaves the norm behind the state, of values, weight, gate and epsilon.
 GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
-    "the output gate is left out": lambda x, w, gate, eps: _normed(x, w, eps),
+    "the output gate is left out": lambda x, w, gate, eps: _rms_norm(x, w, eps),
     "the output gate is a sigmoid, not silu": lambda x, w, gate, eps: (
-        _normed(x, w, eps) / (1 + np.exp(-gate))
+        _rms_norm(x, w, eps) / (1 + np.exp(-gate))
     ),
-    "the output gate has no activation": lambda x, w, gate, eps: _normed(x, w, eps) * gate,
-    "the output gate multiplies before the norm": lambda x, w, gate, eps: _normed(
+    "the output gate has no activation": lambda x, w, gate, eps: _rms_norm(x, w, eps) * gate,
+    "the output gate multiplies before the norm": lambda x, w, gate, eps: _rms_norm(
         x * _silu(gate), w, eps
     ),
     "the norm behind the state is left out": lambda x, w, gate, eps: x * _silu(gate),
     "the norm behind the state multiplies by its weight plus 1": lambda x, w, gate, eps: (
-        _normed(x, w + 1, eps) * _silu(gate)
+        _rms_norm(x, w + 1, eps) * _silu(gate)
     ),
 }
 
 
-def delta_nets(patched: PatchedModel) -> Iterator[Change]:
+def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes of a model's delta nets; none of a model without them."""
-    if "gated_delta" not in mixers(patched):
+    if "gated_delta" not in mixer_kinds(patched):
         return
     shifts = [key for key in patched.weights if key.endswith(".ssm_dt.bias")]
     if shifts:
         says = "no dt_bias is added before the decay's softplus"
-        yield zeroed("missing_bias", says, shifts, patched)
+        yield zero_weights_change("missing_bias", says, shifts, patched)
         says = "dt_bias is added twice before the decay's softplus"
-        yield scaled_vectors("missing_bias", says, shifts, patched, 2.0)
+        yield scale_weights_change("missing_bias", says, shifts, patched, 2.0)
     for decay, decays in DECAYS.items():
-        yield _change(decay, "decay", _decaying(decays))
+        yield _change(decay, "decay", _with_decay(decays))
     for says, parts in RULES.items():
-        yield _change(says, "delta", _by_rule(parts))
-    yield _change("queries and keys are exchanged", "delta", _exchanged)
+        yield _change(says, "delta", _with_rule(parts))
+    yield _change("queries and keys are exchanged", "delta", _exchange_key_heads)
     for says, strength in STRENGTHS.items():
-        yield _change(says, "beta", _strengthened(strength))
+        yield _change(says, "beta", _with_strength(strength))
     told = float(patched.hp["delta_strength"])
     if told != 1:
         says = f"in the delta net beta is its sigmoid, not {told:g} times that"
@@ -181,30 +187,33 @@ def delta_nets(patched: PatchedModel) -> Iterator[Change]:
         )
         yield hyper_change("norm_eps", says, delta_norm_eps=eps)
     for says, gated in GATES.items():
-        yield _change(says, "delta_norm", _gated(gated))
-    yield _change("the activation behind the convolution is left out", "conv", _linear)
+        yield _change(says, "delta_norm", _with_gate(gated))
+    yield _change("the activation behind the convolution is left out", "conv", _without_activation)
 
 
-def delta_net(case: Mismatch) -> Iterator[Change]:
+def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
     """Try the usual mistakes of a delta net where one lies before the point."""
     if case.layer >= 0 and case.view.point in POINTS:
-        if mixer(case.patched.spec.block, case.patched.hp, case.layer) == "gated_delta":
-            yield from delta_nets(case.patched)
+        if mixer_of_layer(case.patched.spec.block, case.patched.hp, case.layer) == "gated_delta":
+            yield from usual_delta_net_mistakes(case.patched)
 
 
 def _change(says: str, point: str, make: Make) -> Change:
     return Change("recurrence", f"in the delta net {says}", (point,), make, {point: says})
 
 
-def _decaying(how: Callable[[Array, Array, Array], Array]) -> Make:
+def _with_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
+    """Return a maker: the decay of the delta net is what `how` makes of it."""
+
     def override(op: Any, at: Any, a: Any, rate: Any, shift: Any) -> Any:
         return np.asarray(how(a, rate, shift), a.dtype)
 
     return lambda patched, layers: patched.with_op("decay", override, layers)
 
 
-def _by_rule(parts: Mapping[str, bool]) -> Make:
-    ruled: Callable[..., Array] = partial(_rule, **dict[str, Any](parts))
+def _with_rule(parts: Mapping[str, bool]) -> Make:
+    """Return a maker: the delta rule runs with other parts."""
+    ruled: Callable[..., Array] = partial(_delta_rule, **dict[str, Any](parts))
 
     def override(
         op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, beta: Any, state: Any
@@ -216,28 +225,32 @@ def _by_rule(parts: Mapping[str, bool]) -> Make:
     return lambda patched, layers: patched.with_op("delta", override, layers)
 
 
-def _exchanged(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _exchange_key_heads(patched: PatchedModel, layers: Layers) -> PatchedModel:
     def override(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
         return op(k, q, *rest)
 
     return patched.with_op("delta", override, layers)
 
 
-def _strengthened(how: Callable[[Any, Array], Array]) -> Make:
+def _with_strength(how: Callable[[Any, Array], Array]) -> Make:
+    """Return a maker: the strength (beta) of each write is what `how` makes of it."""
+
     def override(op: Any, at: Any, x: Any) -> Any:
         return how(op, x) if at.point == "delta_gate" else op(x)
 
     return lambda patched, layers: patched.with_op("sigmoid", override, layers)
 
 
-def _gated(how: Callable[[Array, Array, Array, float], Array]) -> Make:
+def _with_gate(how: Callable[[Array, Array, Array, float], Array]) -> Make:
+    """Return a maker: the gate on the norm's result is what `how` makes of it."""
+
     def override(op: Any, at: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float) -> Any:
         return np.asarray(how(x, w, gate, eps), x.dtype)
 
     return lambda patched, layers: patched.with_op("gated_norm", override, layers)
 
 
-def _linear(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _without_activation(patched: PatchedModel, layers: Layers) -> PatchedModel:
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
         return x if at.point == "delta_qkv" else op(x, kind, **kwargs)
 
@@ -245,5 +258,10 @@ def _linear(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 HYPOTHESES = (
-    Hypothesis("recurrence", delta_net, 343, "the rule of a state, once keys and values are right"),
+    Hypothesis(
+        "recurrence",
+        try_delta_net_mistakes,
+        343,
+        "the rule of a state, once keys and values are right",
+    ),
 )

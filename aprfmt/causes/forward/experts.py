@@ -22,7 +22,7 @@ GATES: Mapping[str, Callable[[Any, Array], Array]] = {
 }
 
 
-def placed_change(patched: PatchedModel) -> Change:
+def weight_side_change(patched: PatchedModel) -> Change:
     """Return the change that puts the experts' weights on their other side."""
     own = patched.spec.block.expert_weights
     other = "output" if own == "input" else "input"
@@ -36,7 +36,7 @@ def placed_change(patched: PatchedModel) -> Change:
     )
 
 
-def shared_experts(patched: PatchedModel) -> Iterator[Change]:
+def usual_shared_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes of the shared expert; none of a model without one."""
     if patched.spec.block.shared_expert == "none" or not patched.hp["shared_ffn_size"]:
         return
@@ -49,7 +49,7 @@ def shared_experts(patched: PatchedModel) -> Iterator[Change]:
             "moe_routing",
             f"the shared expert {says}",
             ("shared_expert",),
-            _shared(factor),
+            _scale_shared_expert(factor),
             {"shared_expert": factor},
         )
     if patched.spec.block.shared_expert != "plain":
@@ -58,12 +58,14 @@ def shared_experts(patched: PatchedModel) -> Iterator[Change]:
                 "moe_routing",
                 f"the shared expert's gate {says}",
                 ("ffn_gate_inp_shexp",),
-                _gated(gate),
+                _gate_shared_expert(gate),
                 {"shared_gate": says},
             )
 
 
-def _shared(factor: float) -> Any:
+def _scale_shared_expert(factor: float) -> Any:
+    """Return a maker: the shared expert's result counts `factor` times."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
             inside = at.point in EXPERTS and b.ndim > 1
@@ -74,7 +76,9 @@ def _shared(factor: float) -> Any:
     return make
 
 
-def _gated(how: Callable[[Any, Array], Array]) -> Any:
+def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Any:
+    """Return a maker: sigmoids inside the experts are how(operation, input)."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any) -> Any:
             return np.asarray(how(op, x), x.dtype) if at.point in EXPERTS else op(x)
@@ -87,7 +91,7 @@ def _gated(how: Callable[[Any, Array], Array]) -> Any:
 # --- capacity ------------------------------------------------------------------------------------
 
 
-def dropped(experts: Array, weights: Array, capacity: int, *, by_weight: bool) -> Array:
+def drop_over_capacity(experts: Array, weights: Array, capacity: int, *, by_weight: bool) -> Array:
     """Return experts' weights [tokens, used] with zeros where an expert has too many tokens.
 
     It keeps its first `capacity` tokens, or those with the highest weights.
@@ -110,22 +114,24 @@ def capacity_change(capacity: int, *, by_weight: bool) -> Change:
         "moe_routing",
         f"an expert takes {capacity} tokens at most, {which}; the others are dropped",
         ("expert_capacity",),
-        _limited(capacity, by_weight),
+        _limit_capacity(capacity, by_weight),
         {"expert_capacity": capacity, "kept": which},
     )
 
 
-def _limited(capacity: int, by_weight: bool) -> Any:
+def _limit_capacity(capacity: int, by_weight: bool) -> Any:
+    """Return a maker: every expert takes `capacity` tokens, the first or the heaviest."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            return dropped(np.asarray(held["experts"]), x, capacity, by_weight=by_weight)
+            return drop_over_capacity(np.asarray(held["experts"]), x, capacity, by_weight=by_weight)
 
         return patched.with_tap("expert_w", tap, layers)
 
     return make
 
 
-def capacities(patched: PatchedModel) -> Iterator[Change]:
+def usual_capacities(patched: PatchedModel) -> Iterator[Change]:
     """Yield capacities as trainers' factors give them, by order of tokens and by weight."""
     share = len(patched.ids) * int(patched.hp["n_experts_used"]) / int(patched.hp["n_experts"])
     found = [round_(share * factor) for factor in FACTORS for round_ in (np.floor, np.ceil)]
@@ -134,7 +140,7 @@ def capacities(patched: PatchedModel) -> Iterator[Change]:
             yield capacity_change(capacity, by_weight=by_weight)
 
 
-def capacity(case: Mismatch) -> Iterator[Change]:
+def find_capacity(case: Mismatch) -> Iterator[Change]:
     """Find the capacity: which rows differ says which tokens were dropped, or the first of them.
 
     At the points of one layer the dropped tokens are the rows that differ; at later ones the first
@@ -146,10 +152,10 @@ def capacity(case: Mismatch) -> Iterator[Change]:
     here = case.layer >= 0 and "add_weighted" in {call.op for call in case.view.calls}
     for by_weight in (False, True):
         tried: dict[int, None] = {}
-        for chosen, weights in _chosen(case):
+        for chosen, weights in _recorded_routing(case):
             used = np.bincount(chosen.reshape(-1))
             for number in range(1, int(used.max())):
-                kept = dropped(chosen, weights, number, by_weight=by_weight)
+                kept = drop_over_capacity(chosen, weights, number, by_weight=by_weight)
                 lost = np.flatnonzero((kept != weights).any(-1))
                 lost = lost[np.isin(lost, case.rows)]
                 if np.array_equal(lost, late) if here else len(lost) and lost[0] == late[0]:
@@ -158,7 +164,7 @@ def capacity(case: Mismatch) -> Iterator[Change]:
             yield capacity_change(number, by_weight=by_weight)
 
 
-def _chosen(case: Mismatch) -> list[tuple[Array, Array]]:
+def _recorded_routing(case: Mismatch) -> list[tuple[Array, Array]]:
     """Return experts and their weights [tokens, used] of the layers before the point."""
     found: dict[int, tuple[Array, Array]] = {}
 
@@ -173,24 +179,26 @@ def _chosen(case: Mismatch) -> list[tuple[Array, Array]]:
     return [found[layer] for layer in sorted(found) if case.layer in (-1, layer)]
 
 
-def experts(case: Mismatch) -> Iterator[Change]:
+def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
     """Try the usual mistakes of experts where a mixture lies before the point."""
     moe = case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
     if not moe or case.view.point not in ("expert_w", *SHARED):
         return
     if case.view.point != "expert_w":
-        yield from shared_experts(case.patched)
-    yield from capacity(case)
+        yield from usual_shared_expert_mistakes(case.patched)
+    yield from find_capacity(case)
 
 
-def expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
+def usual_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes of experts; none of a model without them."""
     if any(patched.hp["moe_layers"]):
-        yield from shared_experts(patched)
-        yield placed_change(patched)
-        yield from capacities(patched)
+        yield from usual_shared_expert_mistakes(patched)
+        yield weight_side_change(patched)
+        yield from usual_capacities(patched)
 
 
 HYPOTHESES = (
-    Hypothesis("moe_routing", experts, 415, "parts of single experts, after which are chosen"),
+    Hypothesis(
+        "moe_routing", try_expert_mistakes, 415, "parts of single experts, after which are chosen"
+    ),
 )

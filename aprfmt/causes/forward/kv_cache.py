@@ -27,7 +27,7 @@ Array = NDArray[Any]
 MOST = 64  # rows that are listed; those that are the tokens' own are no part of the change
 
 
-def _reading(keys: Array | None, values: Array | None) -> Any:
+def _attend_to_rows(keys: Array | None, values: Array | None) -> Any:
     """Return a maker: attention reads row keys[j] for key j; -1 is a row of zeros."""
 
     def pick(x: Any, rows: Array) -> Any:
@@ -62,15 +62,15 @@ def cache_change(keys: Array | None, values: Array | None) -> Change:
         "kv_cache",
         f"{what} are not the tokens' own: {says}",
         ("kv_cache",),
-        _reading(keys, values),
+        _attend_to_rows(keys, values),
         {"rows": {str(token): int(rows[token]) for token in wrong[:MOST]}},
     )
 
 
-def cache(case: Mismatch) -> Iterator[Change]:
+def find_cached_rows(case: Mismatch) -> Iterator[Change]:
     """Find which row of the keys or values attention read for each token."""
     if case.view.point in ("k_cache", "v_cache"):
-        rows = _rows_held(case)
+        rows = _match_cache_rows(case)
         if rows is not None:
             keys, values = (rows, None) if case.view.point == "k_cache" else (None, rows)
             held, found = frozenset({case.view.key}), cache_change(keys, values)
@@ -82,13 +82,13 @@ def cache(case: Mismatch) -> Iterator[Change]:
         return
     scores, mix = case.call("scores"), case.call("mix")
     if scores is not None and case.exact(scores):
-        rows = _columns_read(case, scores)
+        rows = _match_score_columns(case, scores)
         if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
             yield cache_change(rows, None)
             yield cache_change(rows, rows)
         return
     if mix is not None and scores is None and case.exact(mix):
-        rows = _values_read(case, mix)
+        rows = _solve_value_rows(case, mix)
         if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
             yield cache_change(None, rows)
         return
@@ -108,7 +108,7 @@ def cache(case: Mismatch) -> Iterator[Change]:
             yield cache_change(None, rows)
 
 
-def _rows_held(case: Mismatch) -> Array | None:
+def _match_cache_rows(case: Mismatch) -> Array | None:
     """Return the token of each row of a cache (-1: zeros); None if a row is neither."""
     ours, theirs = (x.reshape(len(x), -1) for x in (case.view.mine, case.view.theirs))
     rows = np.arange(len(theirs))
@@ -123,7 +123,7 @@ def _rows_held(case: Mismatch) -> Array | None:
     return rows
 
 
-def _columns_read(case: Mismatch, call: OperationCall) -> Array | None:
+def _match_score_columns(case: Mismatch, call: OperationCall) -> Array | None:
     """Return the row whose scores each key has (-1: zero); None if a key fits no row."""
     theirs = case.part(call)
     if theirs is None or theirs.shape[2] != case.tokens or case.tokens > 512:
@@ -144,7 +144,7 @@ def _columns_read(case: Mismatch, call: OperationCall) -> Array | None:
     return rows
 
 
-def _values_read(case: Mismatch, call: OperationCall) -> Array | None:
+def _solve_value_rows(case: Mismatch, call: OperationCall) -> Array | None:
     """Solve the values from the probabilities, and find their rows among the tokens'."""
     theirs = case.part(call)
     probs, v = (case.array(x).astype(np.float64) for x in call.args)
@@ -165,5 +165,7 @@ def _values_read(case: Mismatch, call: OperationCall) -> Array | None:
 
 
 HYPOTHESES = (
-    Hypothesis("kv_cache", cache, 340, "keys and values of other tokens, once the mask is right"),
+    Hypothesis(
+        "kv_cache", find_cached_rows, 340, "keys and values of other tokens, once the mask is right"
+    ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.convolution import mixers
+from aprfmt.causes.forward.convolution import mixer_kinds
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
 from aprfmt.inference.lightning import slopes
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -91,7 +91,7 @@ def changes(patched: PatchedModel) -> Iterator[Change]:
         if any(factor != 1 for factor in told):
             says = "the stream and what is added to it have no factors"
             yield hyper_change("multiplier", says, residual_scales=(1.0,) * len(told))
-    if "lightning" not in mixers(patched):
+    if "lightning" not in mixer_kinds(patched):
         return
     for says, rates in RATES.items():
         yield _change("ssm_decay", says, "lightning", _rated(rates))

@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.product import (
-    laid,
-    numbers,
-    overlaid,
+    exchange_weights_change,
     product_of,
-    same_shape,
-    scaled_vectors,
-    zeroed,
+    replace_weights,
+    scale_weights_change,
+    weight_values,
+    weights_of_same_shape,
+    zero_weights_change,
 )
-from aprfmt.causes.tensor.permutation import inverse, to_pairs
+from aprfmt.causes.tensor.permutation import adjacent_pair_order, invert_permutation
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import exact_norm
@@ -24,18 +24,18 @@ from aprfmt.tensors.norms import exact_norm
 Array = NDArray[Any]
 
 
-def bias(case: Mismatch) -> Iterator[Change]:
+def find_missing_bias(case: Mismatch) -> Iterator[Change]:
     """Find a bias: the same vector is missing (or added) in every row."""
     found = product_of(case)
     if found is None:
-        yield from _coarse_bias(case)
+        yield from _leave_out_biases(case)
         return
     away = found.theirs.astype(np.float64) - found.ours
     vector = away.mean(axis=0)
     size = exact_norm(found.theirs)
     if exact_norm(away - vector) > 3 * case.view.tolerance * size:
         if found.key:
-            yield from _coarse_bias(case)
+            yield from _leave_out_biases(case)
         return
     name = f"{found.role}.bias"
     near = max(1e-3, 10 * case.view.tolerance)
@@ -47,18 +47,18 @@ def bias(case: Mismatch) -> Iterator[Change]:
                 f"a bias is added that the model does not have: the same vector in every row of "
                 f"{case.view.key}",
                 (name,),
-                overlaid({name: vector.astype(np.float32)}),
+                replace_weights({name: vector.astype(np.float32)}),
                 scoped=False,
             )
     elif rel_l2(vector, -found.bias) <= near:
         yield dropped_bias(case.patched, name)
-    elif (times := _times(vector, found.bias, near)) is not None:
+    elif (times := _bias_repetitions(vector, found.bias, near)) is not None:
         often = "twice" if times == 2 else f"{times} times"
         yield Change(
             "missing_bias",
             f"{name} is added {often}",
             (name,),
-            overlaid({name: (times * found.bias).astype(np.float32)}),
+            replace_weights({name: (times * found.bias).astype(np.float32)}),
             {"times": times},
             scoped=False,
         )
@@ -67,13 +67,13 @@ def bias(case: Mismatch) -> Iterator[Change]:
             "stale_tensor",
             f"{name} has other values (the same vector is off in every row)",
             (name,),
-            overlaid({name: (found.bias + vector).astype(np.float32)}),
+            replace_weights({name: (found.bias + vector).astype(np.float32)}),
             scoped=False,
             general=True,
         )
 
 
-def _times(vector: Array, bias: Array, near: float) -> int | None:
+def _bias_repetitions(vector: Array, bias: Array, near: float) -> int | None:
     """Return how often a bias is added where it is added more than once; None if it is not."""
     times = 1 + round(float(np.sum(vector * bias) / max(float(np.sum(bias * bias)), 1e-300)))
     more = 2 <= times <= 64 and rel_l2(vector, (times - 1) * bias) <= near
@@ -82,10 +82,10 @@ def _times(vector: Array, bias: Array, near: float) -> int | None:
 
 def dropped_bias(patched: PatchedModel, name: str) -> Change:
     """Return the change that adds no bias."""
-    return zeroed("missing_bias", f"{name} is not added", (name,), patched)
+    return zero_weights_change("missing_bias", f"{name} is not added", (name,), patched)
 
 
-def _coarse_bias(case: Mismatch) -> Iterator[Change]:
+def _leave_out_biases(case: Mismatch) -> Iterator[Change]:
     """Leave out each bias between the trace's points, one at a time."""
     for call in case.calls("linear", "router"):
         name = f"{call.args[1].key.removesuffix('.weight')}.bias"
@@ -93,17 +93,17 @@ def _coarse_bias(case: Mismatch) -> Iterator[Change]:
             yield dropped_bias(case.patched, name)
             for times in (2.0, 4.0, 8.0):
                 says = f"{name} is added {'twice' if times == 2 else f'{times:g} times'}"
-                yield scaled_vectors("missing_bias", says, (name,), case.patched, times)
+                yield scale_weights_change("missing_bias", says, (name,), case.patched, times)
 
 
-def other_weight(case: Mismatch) -> Iterator[Change]:
+def try_other_weights(case: Mismatch) -> Iterator[Change]:
     """Multiply the same input with every other weight of this shape."""
     found = product_of(case)
     if found is None or not found.key:
         return
     some = min(len(found.x), 4)
-    for other in same_shape(case.patched, found.key):
-        w = numbers(case.patched, other)
+    for other in weights_of_same_shape(case.patched, found.key):
+        w = weight_values(case.patched, other)
         if w is None:
             return
         y = found.x[:some] @ w.T
@@ -114,14 +114,14 @@ def other_weight(case: Mismatch) -> Iterator[Change]:
         if any(
             rel_l2(y + shift, found.theirs[:some]) <= 10 * case.view.tolerance for shift in shifts
         ):
-            yield laid(case, {found.key: other})
+            yield exchange_weights_change(case, {found.key: other})
             return
 
 
-def transposed(case: Mismatch) -> Iterator[Change]:
+def try_transposed_weight(case: Mismatch) -> Iterator[Change]:
     """Read the weight by columns."""
     found = product_of(case)
-    w = None if found is None or not found.key else numbers(case.patched, found.key)
+    w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None:
         return
     flat = np.ascontiguousarray(w.T).reshape(w.shape)  # the same numbers, columns first
@@ -130,20 +130,20 @@ def transposed(case: Mismatch) -> Iterator[Change]:
         yield found.using(case, "transpose", says, flat)
 
 
-def rows_moved(case: Mismatch) -> Iterator[Change]:
+def match_weight_rows(case: Mismatch) -> Iterator[Change]:
     """Match every output column with the weight row it came from."""
     found = product_of(case)
-    w = None if found is None or not found.key else numbers(case.patched, found.key)
+    w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None or len(found.x) < 2 or w.shape[0] > 20000:
         return
-    order = _matching(found.x @ w.T, found.bare, case.view.tolerance)
+    order = _match_columns(found.x @ w.T, found.bare, case.view.tolerance)
     if order is None or np.array_equal(order, np.arange(len(order))):
         return
-    cause, says, values = _named_order(case, found.key, order)
+    cause, says, values = _name_row_order(case, found.key, order)
     yield found.using(case, cause, f"{found.key}: {says}", w[order], values)
 
 
-def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
+def _match_columns(ours: Array, theirs: Array, bound: float) -> Array | None:
     """Return the column of `ours` that each column of `theirs` equals; None if one has no match."""
     keys: dict[tuple[int, ...], list[int]] = {}
     scale = np.linalg.norm(ours, axis=0).mean() / len(ours) ** 0.5 or 1.0
@@ -165,7 +165,7 @@ def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
     return order
 
 
-def _named_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
+def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
     """Return (cause, sentence, values) that name a permutation of rows."""
     role = key.removesuffix(".weight").rpartition(".")[2]
     d = int(case.patched.hp["head_dim"])
@@ -183,7 +183,7 @@ def _named_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapp
                     f"rows of each head are ordered for {words}",
                     {"rows_of_a_head": inside.tolist()[:16]},
                 )
-        found_heads = _permuted_for(order, count // d)
+        found_heads = _wrong_head_count(order, count // d)
         if found_heads is not None:
             many, words = found_heads
             return (
@@ -198,20 +198,23 @@ def _named_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapp
     return "row_offset", f"rows are in another order ({order[:6].tolist()}, ...)", {}
 
 
-def _permuted_for(order: Array, right: int) -> tuple[int, str] | None:
+def _wrong_head_count(order: Array, right: int) -> tuple[int, str] | None:
     """Return (heads, in words) of the wrong number of heads that rows were permuted for, or None.
 
     Alone, or after they were put right for the true number: every divisor is tried.
     """
     count = len(order)
-    own = to_pairs(count, right) if count % (2 * right) == 0 else None
+    own = adjacent_pair_order(count, right) if count % (2 * right) == 0 else None
     for heads in range(1, count // 2 + 1):
         if count % (2 * heads) or heads == right:
             continue
-        other = to_pairs(count, heads)
-        ways = {"": (other, inverse(other))}
+        other = adjacent_pair_order(count, heads)
+        ways = {"": (other, invert_permutation(other))}
         if own is not None:
-            ways[f", and undone for {right}"] = (inverse(own)[other], inverse(other)[own])
+            ways[f", and undone for {right}"] = (
+                invert_permutation(own)[other],
+                invert_permutation(other)[own],
+            )
         for words, made in ways.items():
             if any(np.array_equal(order, one) for one in made):
                 return heads, words
@@ -219,8 +222,8 @@ def _permuted_for(order: Array, right: int) -> tuple[int, str] | None:
 
 
 HYPOTHESES = (
-    Hypothesis("missing_bias", bias, 40, "one vector in every row"),
-    Hypothesis("swapped_tensors", other_weight, 90, "a stored matrix, before solved ones"),
-    Hypothesis("transpose", transposed, 100, "the same values in one known order"),
-    Hypothesis("head_order", rows_moved, 110, "the same values in any order"),
+    Hypothesis("missing_bias", find_missing_bias, 40, "one vector in every row"),
+    Hypothesis("swapped_tensors", try_other_weights, 90, "a stored matrix, before solved ones"),
+    Hypothesis("transpose", try_transposed_weight, 100, "the same values in one known order"),
+    Hypothesis("head_order", match_weight_rows, 110, "the same values in any order"),
 )

@@ -167,7 +167,7 @@ class Mismatch:
         entering = recorded.at(before) if self.layer > 0 else None
         skips = not any(change.earlier for change, _ in changes)
         if skips and entering is not None and entering.rows is None:
-            patched = _skipping(patched, self.layer)
+            patched = _skip_earlier_products(patched, self.layer)
         instance = patched.points.get(key)
         # If its operation is left out, a point equals the point before it.
         before_it = "" if instance is None else instance.alias_of
@@ -262,7 +262,7 @@ def short_numbers(value: float) -> list[float]:
     return list(dict.fromkeys([*found, value]))
 
 
-def _skipping(patched: PatchedModel, layer: int) -> PatchedModel:
+def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:
     """Return the patched model without the matrix products of the layers before `layer`.
 
     The trace's values replace the points of these layers, so the results are not needed.
@@ -275,7 +275,7 @@ def _skipping(patched: PatchedModel, layer: int) -> PatchedModel:
     return patched.with_op("linear", zeros, before).with_op("router", zeros, before)
 
 
-def heads_changed(patched: PatchedModel, layers: Layers, **values: Any) -> PatchedModel:
+def change_head_fields(patched: PatchedModel, layers: Layers, **values: Any) -> PatchedModel:
     """Return the patched model with other fields of Heads in attention.
 
     A value may be a function of the layer's own Heads and the number of tokens.

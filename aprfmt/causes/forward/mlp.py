@@ -22,22 +22,24 @@ CAUSE_ROWS = (
 KINDS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
-def activation(case: Mismatch) -> Iterator[Change]:
+def try_activations(case: Mismatch) -> Iterator[Change]:
     """Try every activation function on the same input."""
     if case.call("activate") is not None:
-        yield from activations(case.patched)
+        yield from activation_changes(case.patched)
 
 
-def activations(patched: PatchedModel) -> Iterator[Change]:
+def activation_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the changes to every other activation function."""
     told = str(patched.hp["activation"])
     for kind in KINDS:
         if kind != told:
             says = f"the activation is {kind}; the model says {told}"
-            yield Change("activation", says, ("activation",), activated(kind), {"activation": kind})
+            yield Change(
+                "activation", says, ("activation",), use_activation(kind), {"activation": kind}
+            )
 
 
-def activated(kind: str) -> Any:
+def use_activation(kind: str) -> Any:
     """Return a maker: the MLP's activation is another function."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -49,7 +51,7 @@ def activated(kind: str) -> Any:
     return make
 
 
-def clamp(case: Mismatch) -> Iterator[Change]:
+def try_clamps(case: Mismatch) -> Iterator[Change]:
     """Try gpt-oss's activation without its clamp, and with other gains."""
     call = case.call("swiglu_oai")
     if call is None:
@@ -65,7 +67,7 @@ def clamp(case: Mismatch) -> Iterator[Change]:
                 else f"gate and up are clamped at {other:g} with gain {gain:g}; the model says "
                 f"{limit:g} and {alpha:g}",
                 ("swiglu_limit",) if other != limit else ("swiglu_alpha",),
-                _clamped(other, gain),
+                _clamp_activation(other, gain),
                 {"swiglu_limit": None if other >= 1e30 else other, "swiglu_alpha": gain},
             )
 
@@ -83,15 +85,17 @@ _BENT: Mapping[str, Callable[[float, float, float, float], tuple[float, ...]]] =
 }
 
 
-def bent(case: Mismatch) -> Iterator[Change]:
+def try_xielu_numbers(case: Mismatch) -> Iterator[Change]:
     """Try the layers' own activation (xIELU) with its numbers taken otherwise."""
     if case.call("xielu") is None:
         return
     for says, change in _BENT.items():
-        yield Change("activation", says, ("activation",), _bent(change))
+        yield Change("activation", says, ("activation",), _change_xielu(change))
 
 
-def _bent(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Any:
+def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Any:
+    """Return a maker: xIELU with numbers that `change` makes of its own."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, *told: float) -> Any:
             return op(x, *change(*told))
@@ -101,7 +105,9 @@ def _bent(change: Callable[[float, float, float, float], tuple[float, ...]]) -> 
     return make
 
 
-def _clamped(limit: float, alpha: float) -> Any:
+def _clamp_activation(limit: float, alpha: float) -> Any:
+    """Return a maker: gpt-oss's activation with another clamp and gain."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, gate: Any, up: Any, *told: float) -> Any:
             return op(gate, up, limit, alpha)
@@ -138,18 +144,22 @@ UPS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-def shaped_change(words: str, how: Callable[[Any, Any, float], Any], value: float) -> Change:
+def activation_number_change(
+    words: str, how: Callable[[Any, Any, float], Any], value: float
+) -> Change:
     """Return the change of the activation by a number."""
     return Change(
         "activation",
         words.format(value),
         ("activation",),
-        _shaped(how, value),
+        _shape_activation(how, value),
         {words.partition("{")[0].strip() or "added": value},
     )
 
 
-def _shaped(how: Callable[[Any, Any, float], Any], value: float) -> Any:
+def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> Any:
+    """Return a maker: the activation is how(its function, its input, value)."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
             if at.point in ("delta_qkv", "ssm_conv_in"):
@@ -161,7 +171,7 @@ def _shaped(how: Callable[[Any, Any, float], Any], value: float) -> Any:
     return make
 
 
-def _gated_by(how: Callable[[Any, Any, Any], Any]) -> Any:
+def _gate_by(how: Callable[[Any, Any, Any], Any]) -> Any:
     """Return a maker: what the gate's activation is multiplied by is another value."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -181,34 +191,34 @@ def _gated_by(how: Callable[[Any, Any, Any], Any]) -> Any:
     return make
 
 
-def clamped_up_change(limit: float) -> Change:
+def up_clamp_change(limit: float) -> Change:
     """Return the change that clamps up."""
     return Change(
         "activation",
         f"up is clamped at -{limit:g} and {limit:g}",
         ("activation",),
-        _gated_by(lambda op, act, up: op(act, np.clip(up, -limit, limit))),
+        _gate_by(lambda op, act, up: op(act, np.clip(up, -limit, limit))),
         {"up": limit},
     )
 
 
-def shaped_activations(patched: PatchedModel) -> Iterator[Change]:
+def usual_activation_numbers(patched: PatchedModel) -> Iterator[Change]:
     """Yield clamps and offsets with numbers that are met."""
     for words, how in CLAMPS.items():
         for limit in LIMITS:
-            yield shaped_change(words, how, limit)
+            yield activation_number_change(words, how, limit)
     if patched.spec.block.mlp != "plain":
         for says, gated in UPS.items():
-            yield Change("activation", says, ("activation",), _gated_by(gated), {"up": says})
+            yield Change("activation", says, ("activation",), _gate_by(gated), {"up": says})
         for limit in LIMITS:
-            yield clamped_up_change(limit)
+            yield up_clamp_change(limit)
     for words, how in NUMBERS.items():
         if "added" in words:
-            yield shaped_change(words, how, 1.0)
-    yield from _of_oss(patched)
+            yield activation_number_change(words, how, 1.0)
+    yield from _oss_activation_mistakes(patched)
 
 
-def _of_oss(patched: PatchedModel) -> Iterator[Change]:
+def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield gpt-oss's activation without a part of it."""
     if patched.hp["swiglu_limit"] is None:
         return
@@ -230,7 +240,7 @@ def _of_oss(patched: PatchedModel) -> Iterator[Change]:
         ),
     }  # fmt: skip
     for says, how in rows.items():
-        yield Change("activation", says, ("activation",), _oss(how), {"swiglu": says})
+        yield Change("activation", says, ("activation",), _oss_activation(how), {"swiglu": says})
     told = float(patched.hp["swiglu_alpha"])
     for alpha in (1.0, 1.702):
         if alpha != told:
@@ -239,12 +249,14 @@ def _of_oss(patched: PatchedModel) -> Iterator[Change]:
                 "activation",
                 f"the gate's gain is {alpha:g}; the model says {told:g}",
                 ("swiglu_alpha",),
-                _clamped(limit, alpha),
+                _clamp_activation(limit, alpha),
                 {"swiglu_alpha": alpha},
             )
 
 
-def _oss(how: Callable[[Any, Any, float, float], Any]) -> Any:
+def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Any:
+    """Return a maker: gpt-oss's activation as `how` computes it."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, gate: Any, up: Any, limit: float, alpha: float) -> Any:
             return np.asarray(how(gate, up, limit, alpha), gate.dtype)
@@ -254,7 +266,7 @@ def _oss(how: Callable[[Any, Any, float, float], Any]) -> Any:
     return make
 
 
-def shaped(case: Mismatch) -> Iterator[Change]:
+def solve_activation_number(case: Mismatch) -> Iterator[Change]:
     """Solve a clamp, or a number that is added, from the activation's own input and result.
 
     Numbers are found on even rows; the whole point judges them.
@@ -267,28 +279,28 @@ def shaped(case: Mismatch) -> Iterator[Change]:
         x, ours, y = (
             np.asarray(z, np.float64)[even] for z in (case.array(call.args[0]), call.result, theirs)
         )
-        yield from _solved(case, x, ours, y)
+        yield from _solve_numbers(case, x, ours, y)
     mul = case.call("mul")
     if mul is None or not case.exact(mul) or case.view.point != "ffn_mul":
         return
     theirs = case.part(mul)
     assert theirs is not None
     for says, gated in UPS.items():
-        yield Change("activation", says, ("activation",), _gated_by(gated), {"up": says})
+        yield Change("activation", says, ("activation",), _gate_by(gated), {"up": says})
     act, up = (np.asarray(case.array(z), np.float64) for z in mul.args)
     large = np.abs(act) > 1e-3 * np.abs(act).max()
     limit = float(np.abs(theirs[large] / act[large]).max()) if large.any() else 0.0
     if 0 < limit < float(np.abs(up).max()):
-        yield from case.rounded(clamped_up_change, limit)
+        yield from case.rounded(up_clamp_change, limit)
 
 
-def _solved(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change]:
+def _solve_numbers(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change]:
     """Yield changes with numbers that these inputs and results give."""
     same = np.abs(y - ours) <= 1e-4 * np.abs(ours).max()
     apart = float(np.median(y - ours))
     words = tuple(NUMBERS)
     if np.allclose(y - ours, apart, atol=1e-3 * max(abs(apart), 1e-30)):
-        yield from case.rounded(_by_number(words[1], NUMBERS), apart)
+        yield from case.rounded(_change_by_number(words[1], NUMBERS), apart)
     if not case.fitting:
         return
     if same.any() and not same.all():
@@ -299,25 +311,30 @@ def _solved(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change]:
             for limit in limits:
                 if limit > 0:
                     near = [limit * (1 + 0.02 * k) for k in range(-10, 11)]
-                    yield from case.best_number(_by_number(says, CLAMPS), near)
+                    yield from case.best_number(_change_by_number(says, CLAMPS), near)
     for at, tries in (
         (0, (-1.0, -0.5, -0.1, 0.1, 0.5, 1.0)),
         (2, (0.5, 0.8, 1.2, 1.702, 2.0)),
         (3, (0.5, 0.8, 1.2, 2.0)),
     ):
-        yield from case.best_number(_by_number(words[at], NUMBERS), tries)
+        yield from case.best_number(_change_by_number(words[at], NUMBERS), tries)
 
 
-def _by_number(
+def _change_by_number(
     says: str, table: Mapping[str, Callable[[Any, Any, float], Any]]
 ) -> Callable[[float], Change]:
     """Return the function from a number to the change that it makes."""
-    return lambda value: shaped_change(says, table[says], value)
+    return lambda value: activation_number_change(says, table[says], value)
 
 
 HYPOTHESES = (
-    Hypothesis("activation", activation, 380, "known functions, before solved ones"),
-    Hypothesis("activation", clamp, 390, "one limit of the known function"),
-    Hypothesis("activation", bent, 400, "one parameter of the known function"),
-    Hypothesis("activation", shaped, 405, "a number that is solved, after the known functions"),
+    Hypothesis("activation", try_activations, 380, "known functions, before solved ones"),
+    Hypothesis("activation", try_clamps, 390, "one limit of the known function"),
+    Hypothesis("activation", try_xielu_numbers, 400, "one parameter of the known function"),
+    Hypothesis(
+        "activation",
+        solve_activation_number,
+        405,
+        "a number that is solved, after the known functions",
+    ),
 )

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.experts import placed_change
+from aprfmt.causes.forward.experts import weight_side_change
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, hyper_change
-from aprfmt.causes.forward.product import overlaid, zeroed
+from aprfmt.causes.forward.product import replace_weights, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.context import Context, PassFacts
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -33,13 +33,14 @@ STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 MAX_TRIES = 5000  # assignments of experts to choices tried for a token
 
 
-def _routes_here(case: Mismatch) -> bool:
+def _is_routed_layer(case: Mismatch) -> bool:
+    """Return whether the diverging point lies behind a router."""
     return case.view.point in ("experts", "expert_w", "moe_out", "ffn_contrib", "out") and bool(
         case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
     )
 
 
-def routing_tries(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def usual_routing_rules(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the rules of choosing and weighting experts to try: what each says, and its values."""
     tries: list[tuple[str, Mapping[str, Any]]] = [
         (
@@ -66,39 +67,39 @@ def routing_tries(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return tries
 
 
-def routing(case: Mismatch) -> Iterator[Change]:
+def try_routing_rules(case: Mismatch) -> Iterator[Change]:
     """Try other rules for choosing and weighting experts."""
-    if not _routes_here(case):
+    if not _is_routed_layer(case):
         return
-    for says, values in routing_tries(case.patched.hp):
+    for says, values in usual_routing_rules(case.patched.hp):
         yield hyper_change("moe_routing", says, **values)
-    yield from _factor(case)
-    yield placed_change(case.patched)
+    yield from _find_routed_scale(case)
+    yield weight_side_change(case.patched)
     if f"L{case.layer}.exp_probs_b.bias" in case.patched.weights:
-        yield from uncorrected(case.patched)
+        yield from without_choice_correction(case.patched)
 
 
-def uncorrected(patched: PatchedModel) -> Iterator[Change]:
+def without_choice_correction(patched: PatchedModel) -> Iterator[Change]:
     """Yield the change that adds no correction for the choice of experts, if there is one."""
     keys = [key for key in patched.weights if key.endswith(".exp_probs_b.bias")]
     says = "the correction added for the choice of experts is left out"
     if keys:
-        yield zeroed("moe_routing", says, keys, patched)
+        yield zero_weights_change("moe_routing", says, keys, patched)
 
 
-def routed_change(patched: PatchedModel, value: float) -> Change:
+def routed_scale_change(patched: PatchedModel, value: float) -> Change:
     """Return the change to another common factor on the experts' weights."""
     told = float(patched.hp["routed_scale"])
     says = f"routed experts are weighted by {value:g}; the model says {told:g}"
     return hyper_change("moe_routing", says, routed_scale=value)
 
 
-def _factor(case: Mismatch) -> Iterator[Change]:
+def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
     """Find a common factor on the experts' weights."""
     told = float(case.patched.hp["routed_scale"])
 
     def change(value: float) -> Change:
-        return routed_change(case.patched, value)
+        return routed_scale_change(case.patched, value)
 
     if case.view.point == "expert_w":
         ours, theirs = case.view.mine.astype(np.float64), case.view.theirs.astype(np.float64)
@@ -110,9 +111,9 @@ def _factor(case: Mismatch) -> Iterator[Change]:
         yield change(1.0)
 
 
-def order(case: Mismatch) -> Iterator[Change]:
+def find_expert_order(case: Mismatch) -> Iterator[Change]:
     """Find the order of the experts: whose outputs add up to the trace's value."""
-    if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _routes_here(case):
+    if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _is_routed_layer(case):
         return
     patched, layer = case.patched, case.layer
     count = int(patched.hp["n_experts"])
@@ -122,7 +123,7 @@ def order(case: Mismatch) -> Iterator[Change]:
         return
     if patched.spec.block.expert_weights == "input":
         return  # what an expert gives is no multiple of one row
-    mapping = _mapping(case, calls, count)
+    mapping = _vote_expert_order(case, calls, count)
     if mapping is None or mapping == list(range(count)):
         return
     arrays = {}
@@ -133,21 +134,21 @@ def order(case: Mismatch) -> Iterator[Change]:
         "expert_order",
         f"experts of layer {layer} stand in the order {mapping}",
         tuple(keys),
-        overlaid(arrays),
+        replace_weights(arrays),
         {"order": mapping},
         scoped=False,
     )
 
 
-def _mapping(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
+def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
     """Return the expert behind each number, by a vote of the tokens; None if no mapping wins."""
     tokens = case.tokens
-    outputs = _every_output(case, count)
+    outputs = _all_expert_outputs(case, count)
     if outputs is None:
         return None
     chosen: dict[int, list[tuple[int, float]]] = {t: [] for t in range(tokens)}
     routed = np.zeros_like(outputs[0])
-    for expert, call in zip(_experts_run(case), calls, strict=True):
+    for expert, call in zip(_experts_in_order(case), calls, strict=True):
         _, rows, y, weights = call.args
         for row, value, weight in zip(rows, case.array(y), weights, strict=True):
             chosen[int(row)].append((expert, float(weight)))
@@ -186,7 +187,7 @@ def _mapping(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
     return None
 
 
-def _experts_run(case: Mismatch) -> list[int]:
+def _experts_in_order(case: Mismatch) -> list[int]:
     """Return the experts in the order in which the pass added them."""
     found: list[int] = []
     for call in case.view.calls:
@@ -195,7 +196,7 @@ def _experts_run(case: Mismatch) -> list[int]:
     return found
 
 
-def _every_output(case: Mismatch, count: int) -> list[Array] | None:
+def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
     """Return every expert's output for all tokens, by the reference's own arithmetic."""
     patched, layer = case.patched, case.layer
     view = case.found.views.get(f"L{layer}.ffn_norm") or case.found.views.get(f"L{layer}.mid")
@@ -234,6 +235,6 @@ def _every_output(case: Mismatch, count: int) -> list[Array] | None:
 
 
 HYPOTHESES = (
-    Hypothesis("moe_routing", routing, 410, "which experts, before their order"),
-    Hypothesis("expert_order", order, 420, "any order of the stored experts"),
+    Hypothesis("moe_routing", try_routing_rules, 410, "which experts, before their order"),
+    Hypothesis("expert_order", find_expert_order, 420, "any order of the stored experts"),
 )

@@ -6,8 +6,12 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
-from aprfmt.causes.forward.norm_order import NORMS, behind, offset_by, with_eps
-from aprfmt.causes.forward.product import laid, overlaid, same_shape
+from aprfmt.causes.forward.norm_order import NORMS, offset_norm_weights, point_before_norm, use_eps
+from aprfmt.causes.forward.product import (
+    exchange_weights_change,
+    replace_weights,
+    weights_of_same_shape,
+)
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
@@ -32,24 +36,24 @@ def eps_change(
     which = f"the norm at {seen} alone adds" if point else "the norms add"
     return Change(
         "norm_eps", f"{which} eps {eps:g} where the model says {patched.hp[name]:g}", (name,),
-        with_eps(eps, point), {name: eps},
+        use_eps(eps, point), {name: eps},
     )  # fmt: skip
 
 
-def _eps_change(case: Mismatch, eps: float, point: str = "") -> Change:
+def _eps_change_here(case: Mismatch, eps: float, point: str = "") -> Change:
     """Return the change of the norm that is looked at."""
     name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
     return eps_change(case.patched, eps, name, point, case.view.point)
 
 
-def eps(case: Mismatch) -> Iterator[Change]:
+def find_eps(case: Mismatch) -> Iterator[Change]:
     """Solve every row's ratio for epsilon; the row with the smallest mean square is most exact."""
     call = case.call(*NORMS)
     if call is None:
         return
     theirs = case.part(call)
     if theirs is None:
-        yield from case.best_number(lambda e: _eps_change(case, e), EPS)
+        yield from case.best_number(lambda e: _eps_change_here(case, e), EPS)
         return
     x, ours = case.array(call.args[0]), case.array(call.result)
     if call.op == "layer_norm":
@@ -67,12 +71,12 @@ def eps(case: Mismatch) -> Iterator[Change]:
     smallest = np.argsort(square, kind="stable")[: max(1, len(square) // 4)]
     value = float(np.median(found[smallest]))
     if value <= 0:
-        yield _eps_change(case, 0.0)
+        yield _eps_change_here(case, 0.0)
         return
-    for change in case.rounded(lambda e: _eps_change(case, e), value):
+    for change in case.rounded(lambda e: _eps_change_here(case, e), value):
         yield change
         [found] = change.values.values()
-        yield _eps_change(case, float(found), behind(case.patched, call.at))
+        yield _eps_change_here(case, float(found), point_before_norm(case.patched, call.at))
 
 
 # Points behind which a norm stands -> what the norm is called.
@@ -87,36 +91,39 @@ ROWS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-def offset(case: Mismatch) -> Iterator[Change]:
+def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
     """Try the weight plus 1 and minus 1 (gemma files differ in this), everywhere or here alone."""
     call = case.call(*NORMS)
     if call is not None:
-        yield from offsets()
+        yield from norm_offset_changes()
         for plus in (1, -1):
-            yield _offset_change(plus, (behind(case.patched, call.at),))
+            yield _norm_offset_change(plus, (point_before_norm(case.patched, call.at),))
 
 
-def offsets() -> Iterator[Change]:
+def norm_offset_changes() -> Iterator[Change]:
     """Yield the changes to weights of norms that are larger, or smaller, by 1."""
     for plus in (1, -1):
-        yield _offset_change(plus)
+        yield _norm_offset_change(plus)
 
 
-def offsets_in_places(patched: PatchedModel) -> Iterator[Change]:
+def norm_offset_changes_by_place(patched: PatchedModel) -> Iterator[Change]:
     """Yield norms in one place that lack the 1 that the others add, or add one that none does."""
     for points in norm_places(patched):
-        yield _offset_change(-1 if patched.spec.block.norm_offset else 1, points)
+        yield _norm_offset_change(-1 if patched.spec.block.norm_offset else 1, points)
 
 
-def _offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
+def _norm_offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
     """Return the change of all norms, or of those behind points, by 1."""
     which = (
         f"{norm_name(points)} {'multiplies by its' if len(points) == 1 else 'multiply by their'}"
     )
     return Change(
-        "norm_offset", f"{which} weight {'plus' if plus > 0 else 'minus'} 1", ("norm_offset",),
-        offset_by(plus, points), {"offset": plus, **({"behind": points} if points else {})},
-    )  # fmt: skip
+        "norm_offset",
+        f"{which} weight {'plus' if plus > 0 else 'minus'} 1",
+        ("norm_offset",),
+        offset_norm_weights(plus, points),
+        {"offset": plus, **({"behind": points} if points else {})},
+    )
 
 
 def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
@@ -144,7 +151,7 @@ def norm_name(points: tuple[str, ...]) -> str:
     return f"the norm{'' if len(points) == 1 else 's'} {' and '.join(names)}".strip()
 
 
-def weight(case: Mismatch) -> Iterator[Change]:
+def find_norm_weight(case: Mismatch) -> Iterator[Change]:
     """Solve a norm's weight: the ratio of each column is the same in every row."""
     call = case.call(*NORMS)
     if call is None:
@@ -169,15 +176,15 @@ def weight(case: Mismatch) -> Iterator[Change]:
     if not case.close(plain * weights, other):
         return
     stored = weights - float(call.kwargs.get("offset", 0))
-    yield from _named(case, key, stored)
+    yield from _name_norm_weight(case, key, stored)
 
 
-def _named(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
+def _name_norm_weight(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
     """Yield the change to a solved norm weight: another tensor, a multiple, or other values."""
     own = np.asarray(case.patched.stored[key].numpy(), np.float64)
-    for other in same_shape(case.patched, key):
+    for other in weights_of_same_shape(case.patched, key):
         if case.close(np.asarray(case.patched.stored[other].numpy(), np.float64), stored):
-            yield laid(case, {key: other})
+            yield exchange_weights_change(case, {key: other})
             return
     factor = float(np.sum(stored * own) / np.sum(own * own)) if own.any() else 0.0
     if factor and case.close(own * factor, stored):
@@ -185,7 +192,7 @@ def _named(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
     else:
         cause, says = "stale_tensor", f"{key} has other values (solved from the norm's output)"
     yield Change(
-        cause, says, (key,), overlaid({key: stored.reshape(own.shape)}),
+        cause, says, (key,), replace_weights({key: stored.reshape(own.shape)}),
         {"factor": factor} if cause == "scale" else {}, scoped=False, general=True,
     )  # fmt: skip
 
@@ -208,7 +215,9 @@ def norm_key(case: Mismatch) -> str | None:
 
 
 HYPOTHESES = (
-    Hypothesis("norm_eps", eps, 50, "one number for all rows, before weights"),
-    Hypothesis("norm_offset", offset, 60, "one constant, before weights of other values"),
-    Hypothesis("stale_tensor", weight, 70, "a vector that is solved fits more than a number"),
+    Hypothesis("norm_eps", find_eps, 50, "one number for all rows, before weights"),
+    Hypothesis("norm_offset", try_norm_offsets, 60, "one constant, before weights of other values"),
+    Hypothesis(
+        "stale_tensor", find_norm_weight, 70, "a vector that is solved fits more than a number"
+    ),
 )

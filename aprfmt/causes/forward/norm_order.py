@@ -28,12 +28,12 @@ MakeWorld = Callable[[PatchedModel, Layers], PatchedModel]
 NORMS = ("rms_norm", "layer_norm")
 
 
-def with_eps(eps: float, point: str = "") -> MakeWorld:
+def use_eps(eps: float, point: str = "") -> MakeWorld:
     """Return a maker: every norm adds this epsilon; or the one behind a point alone."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-            own = not point or behind(patched, at) == point
+            own = not point or point_before_norm(patched, at) == point
             return op(*args, **kwargs | ({"eps": eps} if own else {}))
 
         return patched.with_ops(NORMS, override, layers)
@@ -41,12 +41,12 @@ def with_eps(eps: float, point: str = "") -> MakeWorld:
     return make
 
 
-def offset_by(plus: int, points: Collection[str] = ()) -> MakeWorld:
+def offset_norm_weights(plus: int, points: Collection[str] = ()) -> MakeWorld:
     """Return a maker: every norm's weight, or of those behind `points`, is larger by a number."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-            own = not points or behind(patched, at) in points
+            own = not points or point_before_norm(patched, at) in points
             return op(x, w + plus if own else w, *args, **kwargs)
 
         return patched.with_ops(NORMS, override, layers)
@@ -54,7 +54,7 @@ def offset_by(plus: int, points: Collection[str] = ()) -> MakeWorld:
     return make
 
 
-def behind(patched: PatchedModel, at: Any) -> str:
+def point_before_norm(patched: PatchedModel, at: Any) -> str:
     """Return the point that a norm stands behind: `in` for the one before attention.
 
     The last norm of a pass stands behind the last layer's `out`, which no other norm follows; the
@@ -67,19 +67,19 @@ def behind(patched: PatchedModel, at: Any) -> str:
     return str(at.point)
 
 
-def passed_by(points: Collection[str]) -> MakeWorld:
+def skip_norms(points: Collection[str]) -> MakeWorld:
     """Return a maker: norms right after these points give their input back."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            return x if behind(patched, at) in points else op(x, *args, **kwargs)
+            return x if point_before_norm(patched, at) in points else op(x, *args, **kwargs)
 
         return patched.with_ops(NORMS, override, layers)
 
     return make
 
 
-def other_kind(points: Collection[str] = ()) -> MakeWorld:
+def exchange_norm_kind(points: Collection[str] = ()) -> MakeWorld:
     """Return a maker: RMS norms take the mean away first, layer norms do not.
 
     All of them, or those behind `points`.
@@ -87,7 +87,7 @@ def other_kind(points: Collection[str] = ()) -> MakeWorld:
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def own(at: Any) -> bool:
-            return not points or behind(patched, at) in points
+            return not points or point_before_norm(patched, at) in points
 
         def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
             return op(x - x.mean(-1, keepdims=True) if own(at) else x, w, **kwargs)
@@ -104,7 +104,7 @@ def other_kind(points: Collection[str] = ()) -> MakeWorld:
     return make
 
 
-def divided_otherwise(whole: bool) -> MakeWorld:
+def divide_layer_norm_by(whole: bool) -> MakeWorld:
     """Return a maker: layer norms divide by the root mean square (`whole`), or by that of n - 1.
 
     Both take the mean away first.
@@ -121,17 +121,17 @@ def divided_otherwise(whole: bool) -> MakeWorld:
     return lambda patched, layers: patched.with_op("layer_norm", override, layers)
 
 
-def _is_qk(at: Any) -> bool:
+def _is_query_key_norm(at: Any) -> bool:
     """Say whether an operation here is a norm of q or k: right after v, or after q's norm."""
     return at.point in ("v", "q_norm")
 
 
-def normed_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Rotate q and k first, then normalise them."""
     waiting: list[Callable[[Any], Any]] = []
 
     def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_qk(at):
+        if not _is_query_key_norm(at):
             return op(x, *args, **kwargs)
         if at.point == "v":
             waiting.clear()
@@ -145,14 +145,14 @@ def normed_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_ops(NORMS, norm, layers).with_op("rope", rope, layers)
 
 
-def normed_otherwise(whole: bool) -> MakeWorld:
+def norm_heads_jointly(whole: bool) -> MakeWorld:
     """Return a maker: q and k are normalised over all heads together (`whole`), or over each."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         d = int(patched.hp["head_dim"])
 
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _is_qk(at):
+            if not _is_query_key_norm(at):
                 return op(x, w, *args, **kwargs)
             if whole:
                 wide = np.tile(w, x.shape[-2]) if w.ndim == 1 else w.reshape(-1)
@@ -182,7 +182,7 @@ def rounded_to(x: Any, dtype: str) -> Any:
     return kept.view(np.float32).reshape(values.shape)
 
 
-def op_rounded(ops: Collection[str], dtype: str) -> MakeWorld:
+def round_operations(ops: Collection[str], dtype: str) -> MakeWorld:
     """Return a maker: the results of these operations are rounded to a 16-bit type."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +192,7 @@ def op_rounded(ops: Collection[str], dtype: str) -> MakeWorld:
     return lambda patched, layers: patched.with_ops(ops, override, layers)
 
 
-def table_rounded(dtype: str) -> MakeWorld:
+def round_rope_table(dtype: str) -> MakeWorld:
     """Return a maker: rope's cos and sin are rounded to a 16-bit type."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
@@ -202,7 +202,7 @@ def table_rounded(dtype: str) -> MakeWorld:
     return lambda patched, layers: patched.with_op("rope", override, layers)
 
 
-def keys_and_values_rounded(dtype: str) -> MakeWorld:
+def round_keys_and_values(dtype: str) -> MakeWorld:
     """Return a maker: attention reads keys and values rounded to a 16-bit type."""
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
@@ -216,7 +216,7 @@ def keys_and_values_rounded(dtype: str) -> MakeWorld:
     )
 
 
-def of_normed(halves: Collection[str]) -> MakeWorld:
+def add_to_normed(halves: Collection[str]) -> MakeWorld:
     """Return a maker: a sublayer is added to the norm's result in place of the stream.
 
     `halves` are `attn` and `ffn`: behind which sublayers. A norm right before a sublayer is the

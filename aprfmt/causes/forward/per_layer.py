@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.row import Cause
-from aprfmt.inference.layer_heads import head_dim, kv_heads, kv_source
+from aprfmt.inference.layer_heads import head_dim, key_value_layer, kv_heads
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel
 
 CAUSE_ROWS = (
@@ -41,62 +41,68 @@ Array = NDArray[Any]
 Altered = Callable[[Array, Mapping[str, Any], PatchedModel], Array]
 
 
-def _width(patched: PatchedModel) -> int:
+def _hidden_size(patched: PatchedModel) -> int:
+    """Return the width of the residual stream."""
     return int(patched.hp["hidden_size"])
 
 
-def _rolled(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+def _shift_layer_inputs(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
     """Return every layer's part in the place of the layer before it."""
     return np.roll(x, -int(patched.hp["per_layer_size"]), axis=-1)
 
 
-def _entering(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+def _input_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+    """Return the stream in place of every copy."""
     entering = held.get(STREAM)
     return x if entering is None or entering.shape != x.shape else np.array(entering)
 
 
-def _only_first(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+def _correct_first_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
     """Return predicted copies, of which the first alone is corrected."""
     moved = np.array(held["altup_predicted"])
-    moved[:, : _width(patched)] = x[:, : _width(patched)]
+    moved[:, : _hidden_size(patched)] = x[:, : _hidden_size(patched)]
     return moved
 
 
-def _predicted(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+def _predicted_copies(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+    """Return predicted copies without their correction."""
     return np.array(held["altup_predicted"])
 
 
-def _times(factor: float) -> Altered:
+def _scale_by(factor: float) -> Altered:
+    """Return a function that multiplies a point's values by a factor."""
     return lambda x, held, patched: x * x.dtype.type(factor)
 
 
 # Point -> what is said, what is named, and what the pass goes on with.
 INPUTS: Mapping[str, tuple[tuple[str, Altered], ...]] = {
     "per_layer_embd": (
-        ("the tokens' rows of the layers' embedding are left out", _times(0)),
+        ("the tokens' rows of the layers' embedding are left out", _scale_by(0)),
         ("the tokens' rows of the layers' embedding are not scaled", lambda x, held, patched: (
             x / x.dtype.type(float(patched.hp["per_layer_size"]) ** 0.5))),
     ),
-    "per_layer_proj": (("the projection for the layers' inputs is left out", _times(0)),),
+    "per_layer_proj": (("the projection for the layers' inputs is left out", _scale_by(0)),),
     "per_layer": (
-        ("every layer takes the next one's input", _rolled),
-        ("the layers' inputs are not divided by the root of 2", _times(2.0**0.5)),
+        ("every layer takes the next one's input", _shift_layer_inputs),
+        ("the layers' inputs are not divided by the root of 2", _scale_by(2.0**0.5)),
     ),
-    "per_layer_contrib": (("the layers' inputs are dropped", _times(0)),),
+    "per_layer_contrib": (("the layers' inputs are dropped", _scale_by(0)),),
 }  # fmt: skip
 COPIES: Mapping[str, tuple[tuple[str, Altered], ...]] = {
-    "altup_predicted": (("the copies are not predicted", _entering),),
+    "altup_predicted": (("the copies are not predicted", _input_copy),),
     "altup_corrected": (
-        ("the copies are not corrected", _predicted),
-        ("the first copy alone is corrected", _only_first),
+        ("the copies are not corrected", _predicted_copies),
+        ("the first copy alone is corrected", _correct_first_copy),
     ),
     "laurel": (("the short cut of low rank is left out", lambda x, held, patched: (
         np.array(held["attn_norm"]))),),
-    "mid": (("the sum with the short cut is not divided by the root of 2", _times(2.0**0.5)),),
+    "mid": (("the sum with the short cut is not divided by the root of 2", _scale_by(2.0**0.5)),),
 }  # fmt: skip
 
 
-def _tapped(point: str, altered: Altered) -> Any:
+def _alter_point(point: str, altered: Altered) -> Any:
+    """Return a maker: a point's values are what `altered` makes of them."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
             return altered(x, held, patched)
@@ -106,7 +112,7 @@ def _tapped(point: str, altered: Altered) -> Any:
     return make
 
 
-def _transposed(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _transpose_coefficients(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model that mixes the copies by the transposed coefficients."""
 
     def mixed(op: Any, at: Any, x: Any, coefs: Any) -> Any:
@@ -116,11 +122,13 @@ def _transposed(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_op("mix_copies", mixed, layers)
 
 
-def _unbent(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _without_tanh(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model without the tanh on its router of copies."""
     return patched.with_op("tanh", lambda op, at, x: x, layers)
 
 
-def _whole_gate(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _without_gate_cut(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose gates keep all their values."""
     return patched.with_op("gaussian_topk", lambda op, at, x, factor: x, layers)
 
 
@@ -134,51 +142,54 @@ def _sample_variance(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_op("gaussian_topk", cut, layers)
 
 
-def inputs(patched: PatchedModel) -> Iterator[Change]:
+def usual_layer_input_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes with embeddings that every layer has a part of."""
     if patched.hp["per_layer_size"]:
-        yield from _of("per_layer_input", "per_layer_size", INPUTS)
+        yield from _changes_of_rows("per_layer_input", "per_layer_size", INPUTS)
 
 
-def copies(patched: PatchedModel) -> Iterator[Change]:
+def usual_stream_copy_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes with several copies of the stream, and with cut gates."""
     if patched.spec.block.streams == "altup":
-        yield from _of("altup", "altup_streams", COPIES)
+        yield from _changes_of_rows("altup", "altup_streams", COPIES)
         yield Change(
             "altup",
             "the copies are mixed by the transposed coefficients",
             ("altup_streams",),
-            _transposed,
+            _transpose_coefficients,
             {"altup": "transposed"},
         )
         yield Change(
             "altup",
             "the router's result is not bent by tanh",
             ("altup_streams",),
-            _unbent,
+            _without_tanh,
             {"altup": "no tanh"},
         )
     if any(patched.hp["ffn_sparsity"]):
         for says, make in (
-            ("the gate is not cut", _whole_gate),
+            ("the gate is not cut", _without_gate_cut),
             ("the gate is cut by a variance over one less than its values", _sample_variance),
         ):
             yield Change("activation", says, ("ffn_sparsity",), make, {"ffn_sparsity": says})
 
 
-def _of(cause: str, name: str, rows: Mapping[str, tuple[tuple[str, Altered], ...]]) -> Any:
+def _changes_of_rows(
+    cause: str, name: str, rows: Mapping[str, tuple[tuple[str, Altered], ...]]
+) -> Any:
+    """Yield the change of each row: a point, and what its values become."""
     for point, changes in rows.items():
         for says, altered in changes:
-            yield Change(cause, says, (name,), _tapped(point, altered), {cause: says})
+            yield Change(cause, says, (name,), _alter_point(point, altered), {cause: says})
 
 
-def sharing(patched: PatchedModel) -> Iterator[Change]:
+def shared_key_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the earlier layers that a layer may read keys and values of, in place of its own."""
     hp, n = patched.hp, patched.n_layers
     shared = [layer for layer in range(n) if not hp["own_kv_layers"][layer]]
     owners = [layer for layer in range(n) if hp["own_kv_layers"][layer]]
     for layer in shared:
-        told = kv_source(hp, layer)
+        told = key_value_layer(hp, layer)
         for other in owners:
             alike = kv_heads(hp, other) == kv_heads(hp, layer)
             if other != told and alike and head_dim(hp, other) == head_dim(hp, layer):
@@ -187,14 +198,14 @@ def sharing(patched: PatchedModel) -> Iterator[Change]:
                     f"L{layer} reads the keys and values of L{other}; by the model "
                     f"those of L{told}",
                     (f"L{layer}.own_kv_layers",),
-                    _reading(layer, other),
+                    _read_keys_of(layer, other),
                     {"layer": other},
                     scoped=False,
                     earlier=True,
                 )
 
 
-def _reading(reader: int, owner: int) -> Any:
+def _read_keys_of(reader: int, owner: int) -> Any:
     """Return a maker: a layer reads what another one wrote."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -210,27 +221,29 @@ def _reading(reader: int, owner: int) -> Any:
     return make
 
 
-def shared_keys(case: Mismatch) -> Iterator[Change]:
+def try_shared_keys(case: Mismatch) -> Iterator[Change]:
     """Try the keys and values of other layers where the layer has none of its own."""
     if case.layer < 0 or case.patched.hp["own_kv_layers"][case.layer]:
         return
     mine = f"L{case.layer}.own_kv_layers"
-    yield from (change for change in sharing(case.patched) if change.where == (mine,))
+    yield from (change for change in shared_key_changes(case.patched) if change.where == (mine,))
 
 
-def layer_inputs(case: Mismatch) -> Iterator[Change]:
+def try_layer_inputs(case: Mismatch) -> Iterator[Change]:
     """Try inputs of layers that are dropped, moved or unscaled."""
     if case.view.point.startswith("per_layer") or case.view.point in ("out", "ffn_stream"):
-        yield from inputs(case.patched)
+        yield from usual_layer_input_mistakes(case.patched)
 
 
-def stream_copies(case: Mismatch) -> Iterator[Change]:
+def try_stream_copies(case: Mismatch) -> Iterator[Change]:
     """Try other predictions, corrections and sums of copies, and other cuts of gates."""
-    yield from copies(case.patched)
+    yield from usual_stream_copy_mistakes(case.patched)
 
 
 HYPOTHESES = (
-    Hypothesis("kv_sharing", shared_keys, 335, "other layers' keys, before other tokens'"),
-    Hypothesis("per_layer_input", layer_inputs, 366, "known steps of the stream, before any sum"),
-    Hypothesis("altup", stream_copies, 367, "known steps of its copies, before any sum"),
+    Hypothesis("kv_sharing", try_shared_keys, 335, "other layers' keys, before other tokens'"),
+    Hypothesis(
+        "per_layer_input", try_layer_inputs, 366, "known steps of the stream, before any sum"
+    ),
+    Hypothesis("altup", try_stream_copies, 367, "known steps of its copies, before any sum"),
 )

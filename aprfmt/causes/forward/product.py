@@ -49,7 +49,7 @@ class Product:
         """Return the change to other values [rows, columns] of the weight."""
         arrays = {self.key: w.reshape(case.patched.weights[self.key].shape)}
         return Change(
-            cause, says, (self.key,), overlaid(arrays), values, scoped=False, general=general
+            cause, says, (self.key,), replace_weights(arrays), values, scoped=False, general=general
         )
 
     def close(self, case: Mismatch, w: Array, slack: float = 10.0) -> bool:
@@ -85,7 +85,7 @@ def product_of(case: Mismatch) -> Product | None:
 ROLES = {"q": "attn_q", "k": "attn_k", "v": "attn_v"}
 
 
-def numbers(patched: PatchedModel, key: str) -> Array | None:
+def weight_values(patched: PatchedModel, key: str) -> Array | None:
     """Return a weight's values [rows, columns]; None if it has more than MAX_VALUES."""
     weight = patched.stored[key]
     if weight.n_rows * weight.n_columns > MAX_VALUES:
@@ -93,7 +93,7 @@ def numbers(patched: PatchedModel, key: str) -> Array | None:
     return np.asarray(weight.numpy(), np.float32).reshape(weight.n_rows, weight.n_columns)
 
 
-def same_shape(patched: PatchedModel, key: str) -> list[str]:
+def weights_of_same_shape(patched: PatchedModel, key: str) -> list[str]:
     """Return the other weights of a key's shape, those of the same role or layer first."""
     shape, layer = patched.weights[key].shape, key.partition(".")[0]
     role = key.partition(".")[2]
@@ -101,18 +101,20 @@ def same_shape(patched: PatchedModel, key: str) -> list[str]:
     return sorted(others, key=lambda k: (not k.startswith(f"{layer}."), not k.endswith(role)))
 
 
-def overlaid(arrays: Mapping[str, Array]) -> Any:
+def replace_weights(arrays: Mapping[str, Array]) -> Any:
     """Return a function for `Change.make` that replaces weights by these arrays."""
     return lambda patched, layers: patched.with_weights(arrays)
 
 
-def zeroed(cause: str, says: str, keys: Sequence[str], patched: PatchedModel) -> Change:
+def zero_weights_change(
+    cause: str, says: str, keys: Sequence[str], patched: PatchedModel
+) -> Change:
     """Return the change to zeros in place of these weights."""
     arrays = {key: np.zeros(patched.weights[key].shape, np.float32) for key in keys}
-    return Change(cause, says, tuple(keys), overlaid(arrays), scoped=False)
+    return Change(cause, says, tuple(keys), replace_weights(arrays), scoped=False)
 
 
-def scaled_vectors(
+def scale_weights_change(
     cause: str, says: str, keys: Sequence[str], patched: PatchedModel, factor: float
 ) -> Change:
     """Return the change to a multiple of these weights."""
@@ -120,10 +122,12 @@ def scaled_vectors(
         key: np.asarray(patched.stored[key].numpy(), np.float32) * np.float32(factor)
         for key in keys
     }
-    return Change(cause, says, tuple(keys), overlaid(arrays), {"times": factor}, scoped=False)
+    return Change(
+        cause, says, tuple(keys), replace_weights(arrays), {"times": factor}, scoped=False
+    )
 
 
-def laid(case: Mismatch, moved: Mapping[str, str]) -> Change:
+def exchange_weights_change(case: Mismatch, moved: Mapping[str, str]) -> Change:
     """Return the change that uses other tensors of the model instead of these.
 
     Tensors of one layer are exchanged with each other; those of one role come from another layer.
@@ -142,7 +146,7 @@ def laid(case: Mismatch, moved: Mapping[str, str]) -> Change:
             "layer_order",
             f"layer {layer} runs the tensors of layer {from_layer}",
             (key, other),
-            overlaid(arrays),
+            replace_weights(arrays),
             {"layer": layer, "runs": from_layer},
             scoped=False,
         )
@@ -151,6 +155,6 @@ def laid(case: Mismatch, moved: Mapping[str, str]) -> Change:
         "swapped_tensors",
         f"{key} and {other} stand under each other's names",
         (key, other),
-        overlaid(arrays),
+        replace_weights(arrays),
         scoped=False,
     )

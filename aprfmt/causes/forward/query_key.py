@@ -40,7 +40,7 @@ PLACES: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def norms(case: Mismatch) -> Iterator[Change]:
+def try_query_key_norms(case: Mismatch) -> Iterator[Change]:
     """Try q and k without norms behind rope, and with them in other layers or before it."""
     block = case.patched.spec.block
     late = block.qk_norm_place in PLACES and case.view.point in _LATE
@@ -65,7 +65,7 @@ def norms(case: Mismatch) -> Iterator[Change]:
     )
 
 
-def temperature(case: Mismatch) -> Iterator[Change]:
+def find_query_temperature(case: Mismatch) -> Iterator[Change]:
     """Try queries without the factor, and find the length and the number it grows by."""
     hp = case.patched.hp
     if hp["temperature_scale"] is None or case.layer < 0 or case.view.point not in _LATE:
@@ -81,14 +81,14 @@ def temperature(case: Mismatch) -> Iterator[Change]:
         scoped=False,
     )
     if case.view.point == "q_attn":
-        yield from _grown(case)
+        yield from _solve_temperature(case)
 
 
-def _grown(case: Mismatch) -> Iterator[Change]:
+def _solve_temperature(case: Mismatch) -> Iterator[Change]:
     """Solve the rows' factors: the first that is above 1 shows the length."""
     patched = case.patched
     counted = 1 if patched.spec.block.temperature == "unrotated" else 0
-    own = _factors(patched, counted)
+    own = _temperature_factors(patched, counted)
     mine, theirs = (
         np.asarray(x, np.float64).reshape(case.tokens, -1)
         for x in (case.view.mine, case.view.theirs)
@@ -100,16 +100,18 @@ def _grown(case: Mismatch) -> Iterator[Change]:
         return
     length = int(above[0]) + counted
     scale = float(grown[above[0]] / np.log(2.0))
-    yield from case.rounded(lambda value: _change(patched, length, value), scale)
+    yield from case.rounded(lambda value: _temperature_change(patched, length, value), scale)
 
 
-def _factors(patched: PatchedModel, counted: int) -> Any:
+def _temperature_factors(patched: PatchedModel, counted: int) -> Any:
+    """Return the factors on the queries of a pass, by position."""
     length, scale = int(patched.hp["temperature_length"]), float(patched.hp["temperature_scale"])
     places = np.arange(len(patched.ids)) + counted
     return 1 + np.log1p(places // length) * scale
 
 
-def _change(patched: PatchedModel, length: int, scale: float) -> Change:
+def _temperature_change(patched: PatchedModel, length: int, scale: float) -> Change:
+    """Return the change to another length and growth of the factor on queries."""
     told = patched.hp["temperature_length"], patched.hp["temperature_scale"]
     values = {"temperature_length": length, "temperature_scale": scale}
     return Change(
@@ -124,6 +126,8 @@ def _change(patched: PatchedModel, length: int, scale: float) -> Change:
 
 
 HYPOTHESES = (
-    Hypothesis("qk_norm", norms, 170, "between the product and rope"),
-    Hypothesis("attention_scale", temperature, 180, "a factor by position, before angles"),
+    Hypothesis("qk_norm", try_query_key_norms, 170, "between the product and rope"),
+    Hypothesis(
+        "attention_scale", find_query_temperature, 180, "a factor by position, before angles"
+    ),
 )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
-from aprfmt.causes.forward.product import numbers, product_of
+from aprfmt.causes.forward.product import product_of, weight_values
 from aprfmt.causes.forward.shards import COUNTS, ROLES, role_of
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -107,7 +107,7 @@ def _of_rows(
 
 def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
     """Yield the order in which shares of a summed product's columns meet those of its input."""
-    w = numbers(case.patched, found.key)
+    w = weight_values(case.patched, found.key)
     even = np.arange(len(found.x)) % 2 == 0
     if w is None:
         return

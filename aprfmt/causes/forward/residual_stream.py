@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.attention import cap_of
+from aprfmt.causes.forward.attention import solve_cap
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
-from aprfmt.causes.forward.product import numbers, overlaid
+from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
-from aprfmt.causes.forward.single_steps import BEHIND, side_by_side
+from aprfmt.causes.forward.single_steps import BEHIND, share_norm_input
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
@@ -68,14 +68,14 @@ MOST_ROWS = 512
 EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a mixture
 
 
-def embedding_rows(case: Mismatch) -> Iterator[Change]:
+def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
     """Find the embedding rows that the trace used for the tokens."""
     call = case.call("embed")
     if call is None or case.view.point not in ("embd", "embd_scaled") or len(case.view.calls) > 2:
         return
     if call.args[0].key != "token_embd.weight":
         return
-    table = numbers(case.patched, "token_embd.weight")
+    table = weight_values(case.patched, "token_embd.weight")
     if table is None:
         return
     theirs = case.view.theirs[case.rows].astype(np.float64)
@@ -92,7 +92,7 @@ def embedding_rows(case: Mismatch) -> Iterator[Change]:
     if 0 < len(few) <= MOST_WRONG * len(ids):
         read = np.asarray(case.patched.ids).copy()
         read[case.rows[few]] = np.asarray(found)[few]
-        yield ids_change(np.asarray(case.patched.ids), read)
+        yield token_ids_change(np.asarray(case.patched.ids), read)
         return
     shift = np.unique((np.asarray(found) - ids) % len(table))
     if len(shift) == 1 and shift[0]:
@@ -102,13 +102,13 @@ def embedding_rows(case: Mismatch) -> Iterator[Change]:
             f"token_embd.weight is read {abs(move)} row{'s' if abs(move) > 1 else ''} "
             f"{'further on' if move > 0 else 'too early'}",
             ("token_embd.weight",),
-            overlaid({"token_embd.weight": np.roll(table, -move, axis=0)}),
+            replace_weights({"token_embd.weight": np.roll(table, -move, axis=0)}),
             {"offset": move},
             scoped=False,
         )
 
 
-def ids_change(own: Array, read: Array) -> Change:
+def token_ids_change(own: Array, read: Array) -> Change:
     """Return the change to the rows of other tokens at some places."""
     at = np.flatnonzero(own != read)
     shown = [f"token {i} is {own[i]} in the records, and the run read {read[i]}" for i in at[:4]]
@@ -128,7 +128,7 @@ def ids_change(own: Array, read: Array) -> Change:
     )  # fmt: skip
 
 
-def type_rows(patched: PatchedModel) -> Iterator[Change]:
+def usual_token_type_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield other rows of the table of token types, and none; none of a model without types."""
     weight = patched.weights.get_role(None, "token_types.weight")
     if weight is None:
@@ -136,23 +136,26 @@ def type_rows(patched: PatchedModel) -> Iterator[Change]:
     table = np.asarray(weight.numpy(), np.float32)
     for row in range(1, min(len(table), 8)):
         yield Change(
-            "token_type_ids", f"every token has type {row}; the model says 0",
-            ("token_types.weight",), overlaid({"token_types.weight": np.roll(table, -row, 0)}),
-            {"token_type": row}, scoped=False,
-        )  # fmt: skip
+            "token_type_ids",
+            f"every token has type {row}; the model says 0",
+            ("token_types.weight",),
+            replace_weights({"token_types.weight": np.roll(table, -row, 0)}),
+            {"token_type": row},
+            scoped=False,
+        )
     yield Change(
         "token_type_ids", "no row of the token types is added", ("token_types.weight",),
-        overlaid({"token_types.weight": 0 * table}), {"token_type": None}, scoped=False,
+        replace_weights({"token_types.weight": 0 * table}), {"token_type": None}, scoped=False,
     )  # fmt: skip
 
 
-def token_types(case: Mismatch) -> Iterator[Change]:
+def try_token_types(case: Mismatch) -> Iterator[Change]:
     """Try other rows of the token types before the first layer's points."""
     if case.layer <= 0:
-        yield from type_rows(case.patched)
+        yield from usual_token_type_mistakes(case.patched)
 
 
-def dropout(case: Mismatch) -> Iterator[Change]:
+def find_dropout(case: Mismatch) -> Iterator[Change]:
     """Find values that were dropped: some are zero, all others are larger by one factor.
 
     The factor is found on even rows. It is that of the share that was dropped, 1 / (1 - p).
@@ -203,18 +206,18 @@ def factor_change(name: str, value: float, told: float) -> Change:
     return hyper_change("multiplier", says, **{name: value})
 
 
-def factor(case: Mismatch) -> Iterator[Change]:
+def find_factor(case: Mismatch) -> Iterator[Change]:
     """Find one factor on the whole point, or on the value added to the stream."""
     name = FACTORS.get(case.view.point)
     scaled = case.call("scale")
     if scaled is not None and not case.exact(scaled):
-        yield from _coarse_factor(case, scaled)
+        yield from _try_common_factors(case, scaled)
         return
     if name is None:
         return
     told = float(case.patched.hp[name])
     if case.view.point in ("mid", "out"):
-        yield from _added_factor(case, name, told)
+        yield from _find_added_factor(case, name, told)
         return
     ours, theirs = case.view.mine, case.view.theirs
     if name == "embedding_scale" and case.patched.spec.block.position == "learned":
@@ -235,7 +238,7 @@ def factor(case: Mismatch) -> Iterator[Change]:
         yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
 
 
-def _coarse_factor(case: Mismatch, call: OperationCall) -> Iterator[Change]:
+def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]:
     """Try common factors if the trace does not hold the scaled value itself."""
     name = (
         "embedding_scale"
@@ -251,7 +254,8 @@ def _coarse_factor(case: Mismatch, call: OperationCall) -> Iterator[Change]:
     yield from case.best_number(lambda v: factor_change(name, v, told), tries)
 
 
-def _added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
+def _find_added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
+    """Find one factor on what is added to the stream."""
     call = case.call("add")
     if call is None or not case.exact(call) or case.patched.hp["parallel_residual"]:
         return
@@ -262,7 +266,7 @@ def _added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
         yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
 
 
-def residual(case: Mismatch) -> Iterator[Change]:
+def try_residual_sums(case: Mismatch) -> Iterator[Change]:
     """Leave out one summand, or give both sublayers the same input."""
     adds = [call for call in case.calls("add") if not is_score_bias(call)]
     if case.layer < 0:
@@ -279,24 +283,27 @@ def residual(case: Mismatch) -> Iterator[Change]:
             if call.at.point in EXPERTS:
                 lost = "routed experts are" if keep else "shared expert is"
                 yield Change(
-                    "moe_routing", f"the {lost} left out", ("moe_out",),
-                    kept(call.at.point, keep, _turn(adds, index)), {"left_out": lost},
-                )  # fmt: skip
+                    "moe_routing",
+                    f"the {lost} left out",
+                    ("moe_out",),
+                    keep_one_summand(call.at.point, keep, _sum_number(adds, index)),
+                    {"left_out": lost},
+                )
                 continue
             yield Change(
                 "residual",
                 f"{says} (before {case.view.point})",
                 ("residual",),
-                kept(call.at.point, keep, _turn(adds, index)),
+                keep_one_summand(call.at.point, keep, _sum_number(adds, index)),
                 {"kept": "added" if keep else "stream"},
             )
     if case.patched.spec.block.placement == "pre":
         yield parallel_change(case.patched)
         if not case.patched.hp["parallel_residual"]:
-            yield beside()
+            yield shared_norm_input_change()
 
 
-def half_change(patched: PatchedModel, half: str, value: float) -> Change:
+def half_factor_change(patched: PatchedModel, half: str, value: float) -> Change:
     """Return the change to another factor on what one half of a layer adds to the stream."""
     told = float(patched.hp["residual_scale"])
     names = {"attn": "attention", "ffn": "the MLP"}
@@ -304,18 +311,18 @@ def half_change(patched: PatchedModel, half: str, value: float) -> Change:
     return Change(
         "multiplier", f"what {names[half]} computed is multiplied by {value:g}, what {other} "
         f"computed by {told:g} as the model says", ("residual_scale",),
-        _half_scaled(half, value / told), {"residual_scale": {names[half]: value}},
+        _scale_half(half, value / told), {"residual_scale": {names[half]: value}},
     )  # fmt: skip
 
 
-def unscaled_halves(patched: PatchedModel) -> Iterator[Change]:
+def usual_half_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield residual_scale on one half of a layer alone; none of a model without the factor."""
     if float(patched.hp["residual_scale"]) != 1:
         for half in BEHIND:
-            yield half_change(patched, half, 1.0)
+            yield half_factor_change(patched, half, 1.0)
 
 
-def _half_scaled(half: str, factor: float) -> Any:
+def _scale_half(half: str, factor: float) -> Any:
     """Return a maker: what one half of a layer adds is larger by a factor."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -328,11 +335,11 @@ def _half_scaled(half: str, factor: float) -> Any:
     return make
 
 
-def half_factor(case: Mismatch) -> Iterator[Change]:
+def find_half_factor(case: Mismatch) -> Iterator[Change]:
     """Try the factor of the residual on one half alone, and solve it where only the sum lies."""
     if case.layer < 0 or case.call("add") is None:
         return
-    yield from unscaled_halves(case.patched)
+    yield from usual_half_factor_mistakes(case.patched)
     call = case.call("add")
     half = next((half for half, points in BEHIND.items() if call and call.at.point in points), "")
     if call is None or not half or not case.exact(call) or case.array(call.args[1]).ndim < 2:
@@ -343,7 +350,7 @@ def half_factor(case: Mismatch) -> Iterator[Change]:
     found = float(np.sum(theirs * added[even]) / max(float(np.sum(added[even] ** 2)), 1e-300))
     if found and rel_l2(added[even] * found, theirs) <= 100 * case.view.tolerance:
         told = float(case.patched.hp["residual_scale"])
-        yield from case.rounded(lambda v: half_change(case.patched, half, v), found * told)
+        yield from case.rounded(lambda v: half_factor_change(case.patched, half, v), found * told)
 
 
 def parallel_change(patched: PatchedModel) -> Change:
@@ -355,20 +362,20 @@ def parallel_change(patched: PatchedModel) -> Change:
     return hyper_change("residual", says, parallel_residual=other)
 
 
-def beside() -> Change:
+def shared_norm_input_change() -> Change:
     """Return the change to two norms that read one stream."""
     return Change(
         "residual", "attention and MLP read one stream, each by its own norm, and are added "
-        "together", ("residual", "parallel_residual"), side_by_side, {"side_by_side": True},
+        "together", ("residual", "parallel_residual"), share_norm_input, {"side_by_side": True},
     )  # fmt: skip
 
 
-def _turn(adds: Any, index: int) -> int:
+def _sum_number(adds: Any, index: int) -> int:
     """Return the number of this sum among the sums before the point."""
     return sum(call.at == adds[index].at for call in adds[:index])
 
 
-def kept(point: str, keep: int, turn: int) -> Any:
+def keep_one_summand(point: str, keep: int, turn: int) -> Any:
     """Return a maker: the sum after a point keeps one summand only (1: what is added)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -389,7 +396,7 @@ def kept(point: str, keep: int, turn: int) -> Any:
     return make
 
 
-def final_cap(case: Mismatch) -> Iterator[Change]:
+def try_logit_caps(case: Mismatch) -> Iterator[Change]:
     """Try no cap on the logits, and the cap that gives the trace's logits."""
     if case.view.point != "logits":
         return
@@ -406,22 +413,22 @@ def final_cap(case: Mismatch) -> Iterator[Change]:
         yield change(None)
         inside = np.abs(ours) < float(told) * (1 - 1e-6)
         ours = np.where(inside, float(told) * np.arctanh(np.where(inside, ours, 0) / told), ours)
-    found = cap_of(ours.reshape(-1), case.view.theirs.astype(np.float64).reshape(-1))
+    found = solve_cap(ours.reshape(-1), case.view.theirs.astype(np.float64).reshape(-1))
     if found is not None:
         yield from case.rounded(change, found)
 
 
 HYPOTHESES = (
     Hypothesis(
-        "row_offset", embedding_rows, 20, "rows of a table, before what is computed from them"
+        "row_offset", find_embedding_rows, 20, "rows of a table, before what is computed from them"
     ),
-    Hypothesis("multiplier", factor, 30, "one factor, before the numbers of an operation"),
-    Hypothesis("residual", residual, 370, "sums, once both terms are right"),
-    Hypothesis("softcap", final_cap, 430, "the logits, after all that gives them"),
+    Hypothesis("multiplier", find_factor, 30, "one factor, before the numbers of an operation"),
+    Hypothesis("residual", try_residual_sums, 370, "sums, once both terms are right"),
+    Hypothesis("softcap", try_logit_caps, 430, "the logits, after all that gives them"),
     Hypothesis(
-        "token_ids", embedding_rows, 24, "rows of other ids, after rows that all moved alike"
+        "token_ids", find_embedding_rows, 24, "rows of other ids, after rows that all moved alike"
     ),
-    Hypothesis("token_type_ids", token_types, 27, "one row of a table, before a factor"),
-    Hypothesis("multiplier", half_factor, 35, "a factor of a part, after one of all"),
-    Hypothesis("dropout", dropout, 440, "zeros at random, which any operation may have"),
+    Hypothesis("token_type_ids", try_token_types, 27, "one row of a table, before a factor"),
+    Hypothesis("multiplier", find_half_factor, 35, "a factor of a part, after one of all"),
+    Hypothesis("dropout", find_dropout, 440, "zeros at random, which any operation may have"),
 )

@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
 from aprfmt.causes.forward.rotations import (
-    coarse,
-    kinds,
-    length_of,
-    own_kind,
-    places,
-    rope_of,
-    rotates_here,
-    rotation,
-    solved,
-    turned,
-    unturned,
+    explaining_rotation,
+    has_rope_between_points,
+    hides_rope_angles,
+    pass_length,
+    rope_frequencies,
+    rope_kind_of_layer,
+    rope_kinds,
+    rotate_with,
+    solve_rotation,
+    token_positions,
+    without_rope,
 )
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -71,7 +71,7 @@ Array = NDArray[Any]
 THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
-def pairing(case: Mismatch) -> Iterator[Change]:
+def try_pairings(case: Mismatch) -> Iterator[Change]:
     """Rotate adjacent pairs instead of split halves, or split halves instead of adjacent pairs."""
     call = case.call("rope")
     if call is None:
@@ -89,18 +89,18 @@ def pairing_change(style: str, pairs: int = 0) -> Change:
         f"rope pairs {_pairing_words(other)}; the weights are laid out for {_pairing_words(style)}"
         + (", and the rotated vectors are recorded in that order" if pairs else ""),
         ("rope_style",),
-        restyled(other, pairs),
+        use_rope_style(other, pairs),
         {"rope_style": other},
     )
 
 
-def backwards(case: Mismatch) -> Iterator[Change]:
+def try_reversed_rotation(case: Mismatch) -> Iterator[Change]:
     """Rotate the other way round: the sine has the other sign."""
     if case.call("rope") is not None:
-        yield turned_back()
+        yield reversed_rotation_change()
 
 
-def turned_back() -> Change:
+def reversed_rotation_change() -> Change:
     """Return the change to a sine of the other sign."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ def _pairing_words(style: str) -> str:
     return "element i with i + d/2" if style == "half" else "elements 2i with 2i + 1"
 
 
-def restyled(style: str, interleave: int) -> Any:
+def use_rope_style(style: str, interleave: int) -> Any:
     """Return a maker: rope of another style; `interleave` pairs of its result are adjacent."""
 
     def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -139,14 +139,16 @@ def restyled(style: str, interleave: int) -> Any:
     return make_world
 
 
-def layers(case: Mismatch) -> Iterator[Change]:
+def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
     """Try layers without rotation, with an unwanted one, and with the other kind's rotation.
 
     Each in all layers of this one's kind, then in this one alone.
     """
-    kind, patched, hp = own_kind(case), case.patched, case.patched.hp
+    kind, patched, hp = rope_kind_of_layer(case), case.patched, case.patched.hp
     still = kind is not None and not hp["rope_layers"][case.layer]
-    if kind is None or not (rotates_here(case) or (still and case.call("scores") is not None)):
+    if kind is None or not (
+        has_rope_between_points(case) or (still and case.call("scores") is not None)
+    ):
         return
     own = None if still else kind_of(hp, case.layer)
     alike = frozenset(layer for layer in range(patched.n_layers) if kind_of(hp, layer) == own)
@@ -154,38 +156,43 @@ def layers(case: Mismatch) -> Iterator[Change]:
     if still:
         for scope in scopes:
             rows = tuple(bool(x) or i in scope for i, x in enumerate(hp["rope_layers"]))
-            yield _in(
+            yield _rope_change_in(
                 scope,
                 "{} rotate{}; {} should not",
                 {"rotates": True},
                 lambda patched, _, rows=rows: patched.with_hyper(rope_layers=rows),
             )
         return
-    for other in kinds(patched):
+    for other in rope_kinds(patched):
         if other != kind:
-            rope = rope_of(patched, other)
+            rope = rope_frequencies(patched, other)
             scaled = " and scaling" if other[1] else ""
             says = (
                 f"{{}} rotate{{}} with base {other[0]:g}{scaled}, which belongs to the other kind "
                 "of layer"
             )
             for scope in scopes:
-                yield _in(
+                yield _rope_change_in(
                     scope,
                     says,
                     {"rope_theta": other[0], "scaled": other[1]},
-                    _here(turned(rope.inv_freq, rope.factor), scope),
+                    _limit_to_scope(rotate_with(rope.inv_freq, rope.factor), scope),
                 )
-    found = rotation(case)
+    found = solve_rotation(case)
     if found is not None and not found.still:
         return
     for scope in scopes if len(alike) < patched.n_layers else scopes[-1:]:
-        yield _in(
-            scope, "{} do{} not rotate; {} should", {"rotates": False}, _here(unturned, scope)
+        yield _rope_change_in(
+            scope,
+            "{} do{} not rotate; {} should",
+            {"rotates": False},
+            _limit_to_scope(without_rope, scope),
         )
 
 
-def _in(scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any) -> Change:
+def _rope_change_in(
+    scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any
+) -> Change:
     """Return a change of the rotation in some layers; `says` has places for them and a verb."""
     one = len(scope) == 1
     named = ", ".join(map(str, sorted(scope)))
@@ -200,23 +207,24 @@ def _in(scope: frozenset[int], says: str, values: Mapping[str, Any], make_world:
     )
 
 
-def _here(maker: Any, scope: frozenset[int]) -> Any:
+def _limit_to_scope(maker: Any, scope: frozenset[int]) -> Any:
+    """Return a maker that acts in the layers of a scope only."""
     return lambda patched, layers: maker(patched, scope)
 
 
-def positions(case: Mismatch) -> Iterator[Change]:
+def find_positions(case: Mismatch) -> Iterator[Change]:
     """Find every token's position from its angles."""
-    kind = own_kind(case)
-    if kind is None or not rotates_here(case) or case.view.base:
+    kind = rope_kind_of_layer(case)
+    if kind is None or not has_rope_between_points(case) or case.view.base:
         return
-    ours, count = places(case.patched), case.tokens
-    found = solved(case)
+    ours, count = token_positions(case.patched), case.tokens
+    found = explaining_rotation(case)
     if found is None:
-        if coarse(case):
+        if hides_rope_angles(case):
             for where in usual_positions(ours):
                 yield positions_change(ours, where)
         return
-    inv_freq = rope_of(case.patched, kind).inv_freq.astype(np.float64)
+    inv_freq = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
     candidates = np.arange(-count, 4 * count + 1024)
     unit = found.turn / np.maximum(np.abs(found.turn), 1e-30)
     expected = np.exp(1j * candidates[:, None] * inv_freq)
@@ -257,40 +265,40 @@ def positions_change(ours: Array, theirs: Array) -> Change:
     )
 
 
-def partial(case: Mismatch) -> Iterator[Change]:
+def try_rotated_counts(case: Mismatch) -> Iterator[Change]:
     """Try other numbers of rotated elements."""
-    kind = own_kind(case)
-    if kind is None or not rotates_here(case) or case.view.base:
+    kind = rope_kind_of_layer(case)
+    if kind is None or not has_rope_between_points(case) or case.view.base:
         return
     width = int(case.patched.hp["qk_rope_head_dim"] or case.patched.hp["head_dim"])
     told = int(case.patched.hp["rope_dim"])
     if case.patched.hp["rope_scaling"] is not None and kind[1]:
         return  # the scaling's lists fit only the model's number of pairs
     chosen = [n for n in range(2, width + 1, 2) if n != told]
-    if coarse(case) and len(chosen) > 8:
+    if hides_rope_angles(case) and len(chosen) > 8:
         chosen = [n for n in (width, 3 * width // 4, width // 2, width // 4) if n in chosen]
     for n in chosen:
-        change = partial_change(case.patched, kind, n)
+        change = rotated_count_change(case.patched, kind, n)
         if case.trial(change) <= case.view.tolerance:
             yield change
             return
 
 
-def partial_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
+def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
     """Return the change to another number of rotated elements, for one kind of rope."""
     wanted = kind if kind.dim is None else kind._replace(dim=n)
-    rope = make(patched.hp.replaced(rope_dim=n), wanted, length_of(patched))
+    rope = make(patched.hp.replaced(rope_dim=n), wanted, pass_length(patched))
     told = int(patched.hp["rope_dim"])
     return Change(
         "partial_rotary",
         f"{n} elements of each head are rotated; the model says {told}",
         ("rope_dim",),
-        turned(rope.inv_freq, rope.factor),
+        rotate_with(rope.inv_freq, rope.factor),
         {"rope_dim": n},
     )
 
 
-def other_elements(patched: PatchedModel) -> Iterator[Change]:
+def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield other elements of a head that rotate, where only some do."""
     n, width = int(patched.hp["rope_dim"]), int(patched.hp["head_dim"])
     if patched.spec.block.attention == "mla" or not 0 < n < width:
@@ -307,12 +315,12 @@ def other_elements(patched: PatchedModel) -> Iterator[Change]:
                 "partial_rotary",
                 f"{says}; the model says the first {n}",
                 ("rope_dim",),
-                _rotating(at),
+                _rotate_elements(at),
                 {"elements": at.tolist()},
             )
 
 
-def _rotating(at: Array) -> Any:
+def _rotate_elements(at: Array) -> Any:
     """Return a maker: rope turns these elements of a head, and leaves the others."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -326,10 +334,10 @@ def _rotating(at: Array) -> Any:
     return make
 
 
-def elements(case: Mismatch) -> Iterator[Change]:
+def try_rotated_elements(case: Mismatch) -> Iterator[Change]:
     """Try other elements of a head that rotate."""
-    if case.layer >= 0 and rotates_here(case):
-        yield from other_elements(case.patched)
+    if case.layer >= 0 and has_rope_between_points(case):
+        yield from rotated_element_changes(case.patched)
 
 
 def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
@@ -337,34 +345,34 @@ def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
     local = kind[0] != patched.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
     rope = make(
-        patched.hp.replaced(rope_theta=theta), kind._replace(theta=theta), length_of(patched)
+        patched.hp.replaced(rope_theta=theta), kind._replace(theta=theta), pass_length(patched)
     )
     return Change(
         "rope_theta",
         f"rope's base is {theta:g}; the model says {kind[0]:g}",
         (name,),
-        turned(rope.inv_freq, rope.factor),
+        rotate_with(rope.inv_freq, rope.factor),
         {name: theta},
     )
 
 
-def theta(case: Mismatch) -> Iterator[Change]:
+def find_theta(case: Mismatch) -> Iterator[Change]:
     """Fit one base to the frequencies."""
-    kind = own_kind(case)
-    if kind is None or not rotates_here(case) or case.view.base:
+    kind = rope_kind_of_layer(case)
+    if kind is None or not has_rope_between_points(case) or case.view.base:
         return
-    found = solved(case)
+    found = explaining_rotation(case)
     if found is None:
-        if coarse(case):
+        if hides_rope_angles(case):
             yield from case.best_number(
                 lambda t: theta_change(case.patched, kind, t), (t for t in THETAS if t != kind[0])
             )
         return
     if found.still or len(found.rows) < 2:
         return
-    told = rope_of(case.patched, kind).inv_freq.astype(np.float64)
+    told = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
     seen = found.frequencies
-    plain = make(case.patched.hp, kind._replace(scaled=False), length_of(case.patched)).inv_freq
+    plain = make(case.patched.hp, kind._replace(scaled=False), pass_length(case.patched)).inv_freq
     # Divide by the scaling's factor of each pair, which leaves the base.
     factors = told / plain.astype(np.float64)
     bare = seen / factors
@@ -381,11 +389,11 @@ def theta(case: Mismatch) -> Iterator[Change]:
     yield from case.rounded(lambda t: theta_change(case.patched, kind, t), value)
 
 
-def unscaled(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
+def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
     """Yield the changes that leave a kind's scaling out, or only its factor on cos and sin."""
     if not kind[1]:
         return
-    length, told = length_of(patched), patched.hp["rope_scaling"]
+    length, told = pass_length(patched), patched.hp["rope_scaling"]
     own, plain = (
         make(patched.hp, kind, length),
         make(patched.hp, kind._replace(scaled=False), length),
@@ -394,7 +402,7 @@ def unscaled(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
         "rope_scaling",
         f"the scaling {told['type']} is left out",
         ("rope_scaling",),
-        turned(plain.inv_freq, 1.0),
+        rotate_with(plain.inv_freq, 1.0),
         {"rope_scaling": None},
     )
     if own.factor != 1.0:
@@ -402,16 +410,16 @@ def unscaled(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
             "rope_scaling",
             f"the scaling's factor {own.factor:.6g} on cos and sin is left out",
             ("rope_scaling.attention_factor",),
-            turned(own.inv_freq, 1.0),
+            rotate_with(own.inv_freq, 1.0),
             {"attention_factor": 1.0},
         )
 
 
-def divided_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Change:
+def position_divisor_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Change:
     """Return the change that divides positions by a factor, in place of the model's own scaling."""
-    plain = make(patched.hp, kind._replace(scaled=False), length_of(patched))
+    plain = make(patched.hp, kind._replace(scaled=False), pass_length(patched))
     model = (
-        f"; the model says {_said(patched.hp['rope_scaling'])}"
+        f"; the model says {_scaling_text(patched.hp['rope_scaling'])}"
         if kind[1]
         else (", which the model does not say")
     )
@@ -419,59 +427,61 @@ def divided_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Chan
         "rope_scaling",
         f"positions are divided by {factor:g}{model}",
         ("rope_scaling",),
-        turned(plain.inv_freq / np.float32(factor), 1.0),
+        rotate_with(plain.inv_freq / np.float32(factor), 1.0),
         {"rope_scaling": {"type": "linear", "factor": factor}},
     )
 
 
-def scaling(case: Mismatch) -> Iterator[Change]:
+def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
     """Try no scaling, a single factor, and the frequencies solved from the angles."""
-    kind = own_kind(case)
-    if kind is None or not rotates_here(case) or case.view.base:
+    kind = rope_kind_of_layer(case)
+    if kind is None or not has_rope_between_points(case) or case.view.base:
         return
-    yield from unscaled(case.patched, kind)
-    found = solved(case)
+    yield from without_scaling_changes(case.patched, kind)
+    found = explaining_rotation(case)
 
     def by(factor: float) -> Change:
-        return divided_change(case.patched, kind, factor)
+        return position_divisor_change(case.patched, kind, factor)
 
     if found is None:
-        if coarse(case):
+        if hides_rope_angles(case):
             yield from case.best_number(by, (2.0, 3.0, 4.0, 8.0, 16.0, 32.0))
         return
     if found.still or len(found.rows) < 2:
         return
     seen, told = found.frequencies, case.patched.hp["rope_scaling"]
-    plain = make(case.patched.hp, kind._replace(scaled=False), length_of(case.patched))
+    plain = make(case.patched.hp, kind._replace(scaled=False), pass_length(case.patched))
     ratio = plain.inv_freq.astype(np.float64) / np.where(seen > 0, seen, np.nan)
     fast = ratio[: max(1, len(ratio) // 2)]
     if np.isfinite(fast).all() and np.ptp(fast) <= 0.02 * np.median(fast):
         yield from case.rounded(by, float(fast[0]))
     yield Change(
         "rope_scaling",
-        f"the pairs turn by {_listed(ratio)} times less than the base alone says"
+        f"the pairs turn by {_list_values(ratio)} times less than the base alone says"
         + (f", vectors grow by {found.length:.6g}" if abs(found.length - 1) > 1e-3 else "")
-        + (f"; the model says {_said(told)}" if kind[1] else "; the model has no scaling"),
+        + (f"; the model says {_scaling_text(told)}" if kind[1] else "; the model has no scaling"),
         ("rope_scaling",),
-        turned(seen, found.length),
+        rotate_with(seen, found.length),
         {"factors": [float(f"{value:.6g}") for value in ratio], "attention_factor": found.length},
         general=True,
     )
 
 
-def _said(scaling: Mapping[str, Any] | None) -> str:
+def _scaling_text(scaling: Mapping[str, Any] | None) -> str:
+    """Return a scaling in words."""
     if scaling is None:
         return "none"
     factor = scaling.get("factor")
     return f"{scaling['type']}" + (f" {factor:g}" if isinstance(factor, (int, float)) else "")
 
 
-def _listed(values: Array) -> str:
+def _list_values(values: Array) -> str:
+    """Return numbers as text, the first of many."""
     shown = ", ".join(f"{value:.4g}" for value in values[:8])
     return shown + (", ..." if len(values) > 8 else "")
 
 
-def learned(case: Mismatch) -> Iterator[Change]:
+def find_position_rows(case: Mismatch) -> Iterator[Change]:
     """Find which rows of a learned position table were added."""
     if case.patched.spec.block.position != "learned" or case.layer > 0:
         return
@@ -480,12 +490,12 @@ def learned(case: Mismatch) -> Iterator[Change]:
         return
     added = adds[-1]  # behind the token types
     if not case.exact(added):
-        for where in usual_positions(places(case.patched)):
-            yield positions_change(places(case.patched), where)
+        for where in usual_positions(token_positions(case.patched)):
+            yield positions_change(token_positions(case.patched), where)
         return
     rows = case.view.theirs - case.array(added.args[0])
     table = np.asarray(case.patched.weights["position_embd.weight"].numpy(), np.float64)
-    ours = places(case.patched)
+    ours = token_positions(case.patched)
     if rel_zero(rows, case.view.theirs) <= case.view.tolerance:
         yield Change(
             "positions",
@@ -514,13 +524,17 @@ def rel_zero(x: Array, against: Array) -> float:
 
 
 HYPOTHESES = (
-    Hypothesis("rope_layers", layers, 200, "rope at all, before its numbers"),
-    Hypothesis("rope_pairing", backwards, 210, "the other direction, before other pairs"),
-    Hypothesis("positions", positions, 220, "one shift of all angles"),
-    Hypothesis("positions", learned, 230, "rows of a learned table"),
-    Hypothesis("rope_pairing", pairing, 240, "which elements turn, before how far"),
-    Hypothesis("partial_rotary", partial, 250, "how many elements turn, before how far"),
-    Hypothesis("rope_theta", theta, 260, "one base gives all frequencies"),
-    Hypothesis("rope_scaling", scaling, 270, "a frequency for each pair fits more than a base"),
-    Hypothesis("partial_rotary", elements, 255, "which elements turn, after how many"),
+    Hypothesis("rope_layers", try_layers_with_rope, 200, "rope at all, before its numbers"),
+    Hypothesis(
+        "rope_pairing", try_reversed_rotation, 210, "the other direction, before other pairs"
+    ),
+    Hypothesis("positions", find_positions, 220, "one shift of all angles"),
+    Hypothesis("positions", find_position_rows, 230, "rows of a learned table"),
+    Hypothesis("rope_pairing", try_pairings, 240, "which elements turn, before how far"),
+    Hypothesis("partial_rotary", try_rotated_counts, 250, "how many elements turn, before how far"),
+    Hypothesis("rope_theta", find_theta, 260, "one base gives all frequencies"),
+    Hypothesis(
+        "rope_scaling", find_rope_scaling, 270, "a frequency for each pair fits more than a base"
+    ),
+    Hypothesis("partial_rotary", try_rotated_elements, 255, "which elements turn, after how many"),
 )

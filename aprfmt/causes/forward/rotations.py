@@ -23,42 +23,42 @@ Array = NDArray[Any]
 # --- the reference's rotation --------------------------------------------------------------------
 
 
-def length_of(patched: PatchedModel) -> int:
+def pass_length(patched: PatchedModel) -> int:
     """Return the number of positions in the pass."""
     return max(len(patched.ids), max(patched.positions or (0,)) + 1)
 
 
-def kinds(patched: PatchedModel) -> list[RopeKind]:
+def rope_kinds(patched: PatchedModel) -> list[RopeKind]:
     """Return the kinds of rope in the model's layers, and the kind without scaling."""
     found = [kind_of(patched.hp, layer) for layer in range(patched.n_layers)]
     return list(dict.fromkeys([kind for kind in found if kind is not None]))
 
 
-def own_kind(case: Mismatch) -> RopeKind | None:
+def rope_kind_of_layer(case: Mismatch) -> RopeKind | None:
     """Return the kind of the divergence's layer; if that has no rope, the model's only kind."""
     if case.patched.spec.block.position != "rope" or case.layer < 0:
         return None
     kind = kind_of(case.patched.hp, case.layer)
-    every = kinds(case.patched)
+    every = rope_kinds(case.patched)
     return kind if kind is not None else every[0] if every else None
 
 
-def rope_of(patched: PatchedModel, kind: RopeKind) -> Turning:
+def rope_frequencies(patched: PatchedModel, kind: RopeKind) -> Turning:
     """Return the frequencies of a kind."""
-    return make(patched.hp, kind, length_of(patched))
+    return make(patched.hp, kind, pass_length(patched))
 
 
-def places(patched: PatchedModel) -> Array:
+def token_positions(patched: PatchedModel) -> Array:
     """Return the positions of the pass's tokens."""
     given = patched.positions
     return np.arange(len(patched.ids)) if given is None else np.asarray(given, np.int64)
 
 
-def turned(inv_freq: Array, factor: float, positions: Array | None = None) -> Any:
+def rotate_with(inv_freq: Array, factor: float, positions: Array | None = None) -> Any:
     """Return a function for `Change.make`: rope with other frequencies (and positions)."""
 
     def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        where = places(patched) if positions is None else positions
+        where = token_positions(patched) if positions is None else positions
 
         def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
             other = patched.backend.rope_table(
@@ -71,7 +71,7 @@ def turned(inv_freq: Array, factor: float, positions: Array | None = None) -> An
     return make_world
 
 
-def unturned(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def without_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the patched model without rope in some layers."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ class Rotation:
             if not np.array_equal(np.diff(self.rows), np.ones(len(self.rows) - 1, np.int64)):
                 break
             measured = np.angle(np.sum(unit[span:] * np.conj(unit[:-span]), axis=0))
-            found += _wrapped(measured - span * found) / span
+            found += _wrap_angle(measured - span * found) / span
             span *= 2
         return found
 
@@ -117,11 +117,12 @@ class Rotation:
         return float(np.median(np.abs(self.turn)))
 
 
-def _wrapped(angle: Array) -> Array:
+def _wrap_angle(angle: Array) -> Array:
+    """Return an angle in [-pi, pi)."""
     return (angle + math.pi) % (2 * math.pi) - math.pi
 
 
-def rotation(case: Mismatch) -> Rotation | None:
+def solve_rotation(case: Mismatch) -> Rotation | None:
     """Solve the rotation of q or k; None unless the trace holds both input and output."""
     call = case.call("rope")
     if call is None:
@@ -130,21 +131,24 @@ def rotation(case: Mismatch) -> Rotation | None:
     if theirs is None:
         return None
     pairs = case.array(call.args[1][0]).shape[-1]
-    return _solve(case, case.array(call.args[0]), theirs, pairs, call.kwargs["style"])
+    return _solve_pairs(case, case.array(call.args[0]), theirs, pairs, call.kwargs["style"])
 
 
 def _rotation_of_alias(case: Mismatch) -> Rotation | None:
     """Solve a rotation in a layer where the reference has none."""
     if case.view.point not in ("q_rope", "k_rope") or not case.view.base:
         return None
-    kind = own_kind(case)
+    kind = rope_kind_of_layer(case)
     if kind is None:
         return None
-    pairs = len(rope_of(case.patched, kind).inv_freq)
-    return _solve(case, case.view.mine, case.view.theirs, pairs, str(case.patched.hp["rope_style"]))
+    pairs = len(rope_frequencies(case.patched, kind).inv_freq)
+    return _solve_pairs(
+        case, case.view.mine, case.view.theirs, pairs, str(case.patched.hp["rope_style"])
+    )
 
 
-def _solve(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:
+def _solve_pairs(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:
+    """Return the rotation between values `x` and `y` [rows, heads, d], pair by pair."""
     rows = case.rows
     x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
     before, after = complex_pairs(x, pairs, style), complex_pairs(y, pairs, "half")
@@ -163,20 +167,20 @@ def complex_pairs(x: Array, pairs: int, style: str) -> Array:
     return np.asarray(x[..., 0 : 2 * pairs : 2] + 1j * x[..., 1 : 2 * pairs : 2])
 
 
-def solved(case: Mismatch) -> Rotation | None:
+def explaining_rotation(case: Mismatch) -> Rotation | None:
     """Return the rotation if it explains the trace's value, else None."""
-    found = rotation(case)
+    found = solve_rotation(case)
     return found if found is not None and found.explained <= 10 * case.view.tolerance else None
 
 
-def rotates_here(case: Mismatch) -> bool:
+def has_rope_between_points(case: Mismatch) -> bool:
     """Say whether one of the two sides rotates between the trace's points."""
     return case.call("rope") is not None or (
         case.view.point in ("q_rope", "k_rope") and bool(case.view.base)
     )
 
 
-def coarse(case: Mismatch) -> bool:
+def hides_rope_angles(case: Mismatch) -> bool:
     """Say whether rope is between the trace's points but shows no angles."""
     call = case.call("rope")
     return call is not None and case.part(call) is None

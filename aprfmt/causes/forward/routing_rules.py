@@ -23,7 +23,7 @@ MixedBy = Literal["scores", "biased", "logits", "softmax of the chosen", "softma
 
 
 @dataclass(frozen=True)
-class Rule:
+class RoutingRule:
     """How a router chooses and weights experts.
 
     `biased`: the correction is added for the choice. `groups`: how groups of experts are ranked.
@@ -39,27 +39,29 @@ class Rule:
     scaled: bool
 
 
-def rule_of(hp: Mapping[str, Any]) -> Rule:
+def routing_rule_of(hp: Mapping[str, Any]) -> RoutingRule:
     """Return a model's own rule."""
     name, split = str(hp["router"]), int(hp["n_expert_groups"]) > 1
     if name == "softmax_topk":
-        return Rule("softmax", False, "none", "softmax of the chosen", False, True)
+        return RoutingRule("softmax", False, "none", "softmax of the chosen", False, True)
     if name in ("sigmoid_bias", "sigmoid_bias_eps"):
-        return Rule(
+        return RoutingRule(
             "sigmoid", True, "two" if split else "none", "scores", bool(hp["norm_topk"]), True
         )
     ranked: Ranking = "best" if name == "group_limited_greedy" and split else "none"
-    return Rule("softmax", False, ranked, "scores", bool(hp["norm_topk"]), True)
+    return RoutingRule("softmax", False, ranked, "scores", bool(hp["norm_topk"]), True)
 
 
-def ruled(rule: Rule, logits: Array, bias: Array | None, hp: Mapping[str, Any]) -> Routing:
+def route_by_rule(
+    rule: RoutingRule, logits: Array, bias: Array | None, hp: Mapping[str, Any]
+) -> Routing:
     """Choose and weight experts by a rule; heaviest first, as every routing is."""
     scores = _softmax(logits) if rule.scores == "softmax" else 1 / (1 + np.exp(-logits))
     ranked = scores + bias if bias is not None and rule.biased else scores
-    choice = _kept(ranked, rule.groups, hp)
+    choice = _scores_of_chosen_groups(ranked, rule.groups, hp)
     used = int(hp["n_experts_used"])
     chosen = np.argsort(-choice, axis=-1, kind="stable")[:, :used]
-    weights = _weights(rule, logits, scores, bias, chosen)
+    weights = _expert_weights(rule, logits, scores, bias, chosen)
     if rule.sums:
         weights = weights / (weights.sum(-1, keepdims=True) + weights.dtype.type(1e-20))
     if rule.scaled:
@@ -79,7 +81,7 @@ def _softmax(x: Array) -> Array:
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
-def _kept(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
+def _scores_of_chosen_groups(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
     """Return the scores for the choice: minus infinity for experts of groups that are out."""
     count = int(hp["n_expert_groups"])
     if groups == "none" or count < 2 or ranked.shape[-1] % count:
@@ -94,7 +96,10 @@ def _kept(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
     return np.where(inside, ranked, ranked.dtype.type(-np.inf))
 
 
-def _weights(rule: Rule, logits: Array, scores: Array, bias: Array | None, chosen: Array) -> Array:
+def _expert_weights(
+    rule: RoutingRule, logits: Array, scores: Array, bias: Array | None, chosen: Array
+) -> Array:
+    """Return the weights [tokens, used] of the chosen experts by a rule."""
     if rule.weights == "softmax of the chosen":
         return _softmax(np.take_along_axis(logits, chosen, -1))
     if rule.weights == "softmax of the scores":
@@ -108,9 +113,9 @@ def _weights(rule: Rule, logits: Array, scores: Array, bias: Array | None, chose
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-def mistakes(patched: PatchedModel) -> Iterator[tuple[str, Rule]]:
+def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRule]]:
     """Yield what a wrong rule does, and the rule."""
-    hp, own = patched.hp, rule_of(patched.hp)
+    hp, own = patched.hp, routing_rule_of(patched.hp)
     corrected = any(key.endswith(".exp_probs_b.bias") for key in patched.weights)
     yield "the router's logits are the experts' weights", replace(own, weights="logits", sums=False)
     yield (
@@ -154,7 +159,7 @@ def mistakes(patched: PatchedModel) -> Iterator[tuple[str, Rule]]:
             "the correction is in the experts' weights, which are not divided by their sum",
             replace(own, weights="biased", sums=not own.sums),
         )
-    yield from _rankings(hp, own)
+    yield from _wrong_rankings(hp, own)
     if float(hp["routed_scale"]) != 1:
         yield "the factor on the experts' weights is left out", replace(own, scaled=False)
 
@@ -165,7 +170,8 @@ RANKED: Mapping[Ranking, str] = {
 }  # fmt: skip
 
 
-def _rankings(hp: Mapping[str, Any], own: Rule) -> Iterator[tuple[str, Rule]]:
+def _wrong_rankings(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[str, RoutingRule]]:
+    """Yield wrong ways of ranking the experts, each in words."""
     if int(hp["n_expert_groups"]) < 2:
         return
     for groups, words in RANKED.items():
@@ -176,13 +182,15 @@ def _rankings(hp: Mapping[str, Any], own: Rule) -> Iterator[tuple[str, Rule]]:
             )
 
 
-def rule_changes(patched: PatchedModel) -> Iterator[Change]:
+def routing_rule_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the change to each wrong rule."""
-    for says, rule in mistakes(patched):
-        yield Change("moe_routing", says, ("router",), by_rule(rule), {"rule": says}, scoped=True)
+    for says, rule in wrong_routing_rules(patched):
+        yield Change(
+            "moe_routing", says, ("router",), use_routing_rule(rule), {"rule": says}, scoped=True
+        )
 
 
-def by_rule(rule: Rule) -> Any:
+def use_routing_rule(rule: RoutingRule) -> Any:
     """Return a maker: experts are chosen and weighted by another rule."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -190,7 +198,7 @@ def by_rule(rule: Rule) -> Any:
             stored = patched.weights.get_role(layer, "exp_probs_b.bias")
             logits = np.asarray(patched.backend.to_numpy(held["router"]))
             bias = None if stored is None else stored.numpy().astype(logits.dtype, copy=False)
-            return ruled(rule, logits, bias, patched.hp)
+            return route_by_rule(rule, logits, bias, patched.hp)
 
         def experts(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
             return routed(patched, layer, held).experts

@@ -20,7 +20,7 @@ def is_score_bias(call: Any) -> bool:
     return call.op == "add" and getattr(call.args[1], "ndim", 0) == 3
 
 
-def added(how: Callable[[Any, Array], Any]) -> Any:
+def change_score_bias(how: Callable[[Any, Array], Any]) -> Any:
     """Return a maker: what is added to the scores is how(scores, added), summed there."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -32,40 +32,41 @@ def added(how: Callable[[Any, Array], Any]) -> Any:
     return make
 
 
-def missing() -> Change:
+def no_score_bias_change() -> Change:
     """Return the change to scores to which nothing is added for the distance."""
     return Change(
         "positions",
         "nothing is added to the scores for the distance",
         ("scores",),
-        added(lambda scores, bias: scores),
+        change_score_bias(lambda scores, bias: scores),
         {"score_bias": None},
     )
 
 
-def _steps(heads: int, power: int, most: float) -> Array:
+def _geometric_slopes(heads: int, power: int, most: float) -> Array:
+    """Return ALiBi's geometric slopes of a number of heads (Press et al., 2022)."""
     return np.array([2.0 ** (-most * (i + 1) / power) for i in range(heads)])
 
 
-def _in_two(heads: int, most: float) -> Array:
+def _interleaved_slopes(heads: int, most: float) -> Array:
     """Return the second, fourth, ... slopes of the power of two above, then the others."""
-    every = _steps(1 << heads.bit_length(), 1 << heads.bit_length(), most)
+    every = _geometric_slopes(1 << heads.bit_length(), 1 << heads.bit_length(), most)
     return np.concatenate([every[1::2], every[::2]])[:heads]
 
 
 # What is said -> the slopes of so many heads, of the model's own ones.
 TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
-    "are those of a number of heads that is a power of two": lambda own, most: _steps(
+    "are those of a number of heads that is a power of two": lambda own, most: _geometric_slopes(
         len(own), len(own), most
     ),
-    "go on by the step of the power of two below": lambda own, most: _steps(
+    "go on by the step of the power of two below": lambda own, most: _geometric_slopes(
         len(own), 1 << (len(own).bit_length() - 1), most
     ),
-    "are the first ones of the power of two above": lambda own, most: _steps(
+    "are the first ones of the power of two above": lambda own, most: _geometric_slopes(
         len(own), 1 << (len(own) - 1).bit_length(), most
     ),
     "are every second one of the power of two above, then the others": lambda own, most: (
-        _in_two(len(own), most)
+        _interleaved_slopes(len(own), most)
     ),
     "stand in the order of their size": lambda own, most: np.sort(own)[::-1],
     "stand the other way round": lambda own, most: own[::-1],
@@ -76,41 +77,44 @@ TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
 }  # fmt: skip
 
 
-def _sloped(patched: PatchedModel, own: Array, slopes: Array) -> Any:
+def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Any:
     """Return a maker: the slopes of the heads are others."""
     if patched.spec.block.score_bias == "alibi_keys":  # rounded at every step, so made anew
         scale = float(patched.hp["attn_scale"])
-        return added(lambda scores, bias: scores + key_bias(slopes, bias.shape[-1], scale)[:, None])
+        return change_score_bias(
+            lambda scores, bias: scores + key_bias(slopes, bias.shape[-1], scale)[:, None]
+        )
     ratio = (slopes / own).astype(np.float32)[:, None, None]
-    return added(lambda scores, bias: scores + bias * ratio)
+    return change_score_bias(lambda scores, bias: scores + bias * ratio)
 
 
-def _slopes_of(patched: PatchedModel) -> Array | None:
+def _own_slopes(patched: PatchedModel) -> Array | None:
+    """Return the ALiBi slopes that the model itself has; None where it has none."""
     most = patched.hp["alibi_max_bias"]
     if not patched.spec.block.score_bias.startswith("alibi") or most is None:
         return None
     return alibi_slopes(int(patched.hp["n_heads"]), float(most))
 
 
-def score_biases(patched: PatchedModel) -> Iterator[Change]:
+def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes in what is added to scores; none of a model that adds nothing."""
     if patched.spec.block.score_bias == "none":
         return
-    yield missing()
+    yield no_score_bias_change()
     yield Change(
         "positions",
         "what is added to the scores for the distance is added twice",
         ("scores",),
-        added(lambda scores, bias: scores + 2 * bias),
+        change_score_bias(lambda scores, bias: scores + 2 * bias),
         {"score_bias": "twice"},
     )
-    own = _slopes_of(patched)
+    own = _own_slopes(patched)
     if own is None:
         return
     told = float(patched.hp["alibi_max_bias"])
     for most in (*MOST, 8.0):
         if most != told:
-            make = _sloped(patched, own, alibi_slopes(len(own), most))
+            make = _use_slopes(patched, own, alibi_slopes(len(own), most))
             yield Change(
                 "positions",
                 f"the slopes on distances end at 2^-{most:g}; the model says 2^-{told:g}",
@@ -125,7 +129,7 @@ def score_biases(patched: PatchedModel) -> Iterator[Change]:
                 "positions",
                 f"the slopes on distances {says}",
                 ("alibi_slopes",),
-                _sloped(patched, own, slopes),
+                _use_slopes(patched, own, slopes),
                 {"alibi_slopes": says},
             )
     scale = float(patched.hp["attn_scale"])
@@ -137,18 +141,18 @@ def score_biases(patched: PatchedModel) -> Iterator[Change]:
             "positions",
             f"the slopes on distances {says}",
             ("alibi_slopes",),
-            _sloped(patched, own, own * scale),
+            _use_slopes(patched, own, own * scale),
             {"alibi_slopes": says},
         )
 
 
-def score_bias(case: Mismatch) -> Iterator[Change]:
+def find_score_bias(case: Mismatch) -> Iterator[Change]:
     """Try other slopes, and solve them where the trace has the scores."""
     sums = [call for call in case.view.calls if is_score_bias(call)]
     if case.layer < 0 or not sums or case.view.point not in AFTER:
         return
-    yield from score_biases(case.patched)
-    own = _slopes_of(case.patched)
+    yield from usual_score_bias_mistakes(case.patched)
+    own = _own_slopes(case.patched)
     theirs = case.part(sums[-1])
     if own is None or theirs is None or len(case.rows) != case.tokens:
         return
@@ -164,12 +168,12 @@ def score_bias(case: Mismatch) -> Iterator[Change]:
         f"the slopes on distances are {shown}{', ...' if len(own) > 6 else ''}; the "
         f"model says {', '.join(f'{value:.4g}' for value in own[:6].tolist())}",
         ("alibi_slopes",),
-        _sloped(case.patched, own, slopes),
+        _use_slopes(case.patched, own, slopes),
         {"alibi_slopes": slopes.tolist()},
         general=True,
     )
 
 
 HYPOTHESES = (
-    Hypothesis("positions", score_bias, 190, "what is added to the scores, before angles"),
+    Hypothesis("positions", find_score_bias, 190, "what is added to the scores, before angles"),
 )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
-from aprfmt.causes.forward.product import numbers, product_of
+from aprfmt.causes.forward.product import product_of, weight_values
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
@@ -48,7 +48,7 @@ def role_of(key: str) -> str:
     return rest if layer[:1] == "L" and layer[1:].isdigit() else name
 
 
-def weighted(roles: Sequence[str], factors: Sequence[float]) -> Any:
+def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Any:
     """Return a maker: products of these roles count blocks of columns so many times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -64,7 +64,7 @@ def weighted(roles: Sequence[str], factors: Sequence[float]) -> Any:
     return make
 
 
-def _words(factors: Sequence[float]) -> str:
+def _shard_count_text(factors: Sequence[float]) -> str:
     """Say which shards count how often."""
     count = len(factors)
     found = []
@@ -79,17 +79,18 @@ def _words(factors: Sequence[float]) -> str:
     return ", ".join(found)
 
 
-def _change(name: str, roles: Sequence[str], factors: Sequence[float]) -> Change:
+def _shard_change(name: str, roles: Sequence[str], factors: Sequence[float]) -> Change:
+    """Return the change to products of these roles whose shards count so often."""
     return Change(
         "tensor_parallel",
-        f"in the sum of {name} over devices {_words(factors)}",
+        f"in the sum of {name} over devices {_shard_count_text(factors)}",
         tuple(roles),
-        weighted(roles, factors),
+        weight_column_blocks(roles, factors),
         {"shards": list(factors)},
     )
 
 
-def _patterns() -> Iterator[tuple[float, ...]]:
+def _usual_shard_counts() -> Iterator[tuple[float, ...]]:
     """Yield how often shards count: one left out, one for the other, one alone of four."""
     yield from ((1.0, 0.0), (0.0, 1.0), (2.0, 0.0), (0.0, 2.0))
     for alone in range(4):
@@ -97,18 +98,18 @@ def _patterns() -> Iterator[tuple[float, ...]]:
     yield 1.0, 0.0, 0.0, 0.0
 
 
-def shard_sums(patched: PatchedModel) -> Iterator[Change]:
+def usual_shard_sum_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes in sums over devices."""
     held = {role_of(key) for key in patched.weights}
     parts = {name: [role for role in roles if role in held] for name, roles in SUMMED.items()}
     parts["attention and the MLP"] = [role for roles in parts.values() for role in roles]
-    for factors in _patterns():
+    for factors in _usual_shard_counts():
         for name, roles in parts.items():
             if roles:
-                yield _change(name, roles, factors)
+                yield _shard_change(name, roles, factors)
 
 
-def shard_tables(patched: PatchedModel) -> Iterator[Change]:
+def usual_shard_table_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield tables of tokens of which one device has some rows, and the others are not asked."""
     for key, leaves in TABLES.items():
         if key in patched.weights:
@@ -117,13 +118,13 @@ def shard_tables(patched: PatchedModel) -> Iterator[Change]:
                     "tensor_parallel",
                     f"of {key} only the rows of shard {alone} of 2 are there: {leaves}",
                     (key,),
-                    _rows_of(key, alone),
+                    _zero_half_table(key, alone),
                     {"shard": alone},
                     scoped=False,
                 )
 
 
-def _rows_of(key: str, alone: int) -> Any:
+def _zero_half_table(key: str, alone: int) -> Any:
     """Return a maker: one half of a table's rows is zero."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -146,13 +147,13 @@ def _rows_of(key: str, alone: int) -> Any:
     return make
 
 
-def shards(case: Mismatch) -> Iterator[Change]:
+def find_shard_counts(case: Mismatch) -> Iterator[Change]:
     """Solve how often each block of columns of a product counts: on even rows, judged on odd."""
     found = product_of(case)
     role = "" if found is None else role_of(found.key)
     if found is None or role not in ROLES:
         return
-    w = numbers(case.patched, found.key)
+    w = weight_values(case.patched, found.key)
     even = np.arange(len(found.x)) % 2 == 0
     if w is None or even.all():
         return
@@ -177,12 +178,15 @@ def shards(case: Mismatch) -> Iterator[Change]:
         odd = ~even
         if rel_l2(made[odd], found.bare[odd]) <= 3 * case.view.tolerance:
             name = next(name for name, roles in SUMMED.items() if role in roles)
-            yield _change(name, (role,), factors.tolist())
+            yield _shard_change(name, (role,), factors.tolist())
             return
 
 
 HYPOTHESES = (
     Hypothesis(
-        "tensor_parallel", shards, 115, "the same values, some left out, before other values"
+        "tensor_parallel",
+        find_shard_counts,
+        115,
+        "the same values, some left out, before other values",
     ),
 )

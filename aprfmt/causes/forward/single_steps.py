@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Layers, heads_changed
+from aprfmt.causes.forward.mismatch import Layers, change_head_fields
 from aprfmt.causes.forward.norm_order import NORMS, MakeWorld
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel, Tap
 
@@ -23,7 +23,7 @@ Sum = Callable[[Any, Any], Any]
 # --- the stream ----------------------------------------------------------------------------------
 
 
-def summed(half: str, how: Sum) -> MakeWorld:
+def change_half_sum(half: str, how: Sum) -> MakeWorld:
     """Return a maker: behind a half of a layer the stream becomes how(stream, result)."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
@@ -34,7 +34,7 @@ def summed(half: str, how: Sum) -> MakeWorld:
     return lambda patched, layers: patched.with_op("add", override, layers)
 
 
-def side_by_side(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def share_norm_input(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Let the MLP's own norm read what attention's norm read."""
     held: list[Any] = []
 
@@ -56,7 +56,7 @@ SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 }
 
 
-def normed_sum(halves: Collection[str]) -> MakeWorld:
+def norm_sum(halves: Collection[str]) -> MakeWorld:
     """Return a maker: the norm behind a sublayer reads its sum with the stream, and replaces it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -88,7 +88,7 @@ def normed_sum(halves: Collection[str]) -> MakeWorld:
     return make
 
 
-def scaled_elsewhere(scale: float, whole: bool) -> MakeWorld:
+def scale_sum_or_stream(scale: float, whole: bool) -> MakeWorld:
     """Return a maker: the factor on results is on the sum (`whole`), or on the stream alone."""
 
     def scaled(op: Any, at: Any, x: Any, value: Any) -> Any:
@@ -109,7 +109,7 @@ def scaled_elsewhere(scale: float, whole: bool) -> MakeWorld:
 # --- norms ---------------------------------------------------------------------------------------
 
 
-def eps_outside(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def add_eps_outside_root(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Add a norm's epsilon to the root, not below it."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, eps: float, **kwargs: Any) -> Any:
@@ -124,7 +124,7 @@ def eps_outside(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_op(op_name, override, layers)
 
 
-def by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def divide_by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Divide by a row's length, not by the root of its mean square."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *, eps: float, **kwargs: Any) -> Any:
@@ -137,7 +137,7 @@ def by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
 # --- rope ----------------------------------------------------------------------------------------
 
 
-def rotated(keys: int, queries: int) -> MakeWorld:
+def rotate_times(keys: int, queries: int) -> MakeWorld:
     """Return a maker: keys and queries are rotated so many times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -157,7 +157,7 @@ def rotated(keys: int, queries: int) -> MakeWorld:
     return make
 
 
-def values_rotated(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def rotate_values(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Rotate the values as the keys."""
     held: list[Callable[[Any], Any]] = []
 
@@ -174,7 +174,7 @@ def values_rotated(patched: PatchedModel, layers: Layers) -> PatchedModel:
 # --- attention -----------------------------------------------------------------------------------
 
 
-def capped_after_mask(cap: float) -> MakeWorld:
+def cap_after_mask(cap: float) -> MakeWorld:
     """Return a maker: the cap is applied to the masked scores, so hidden keys count with -cap."""
 
     def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
@@ -184,23 +184,23 @@ def capped_after_mask(cap: float) -> MakeWorld:
     return lambda patched, layers: patched.with_op("probs", override, layers)
 
 
-def masked_with_zero(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def mask_with_zero(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Multiply the scores by the mask: hidden keys have a score of zero."""
-    return capped_after_mask(0.0)(patched, layers)
+    return cap_after_mask(0.0)(patched, layers)
 
 
-def window_in(size: int) -> MakeWorld:
+def limit_window(size: int) -> MakeWorld:
     """Return a maker: attention reaches so many tokens, the query's own among them."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         at = np.arange(len(patched.ids))
         seen = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - size)
-        return heads_changed(patched, layers, mask=seen)
+        return change_head_fields(patched, layers, mask=seen)
 
     return make
 
 
-def other_layers_cache(back: int) -> MakeWorld:
+def use_earlier_layer_cache(back: int) -> MakeWorld:
     """Return a maker: keys and values are those of an earlier layer (0: of the first one)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -227,7 +227,7 @@ FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def function_of(name: str) -> MakeWorld:
+def use_activation_function(name: str) -> MakeWorld:
     """Return a maker: the MLP's activation is one of FUNCTIONS."""
 
     def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:

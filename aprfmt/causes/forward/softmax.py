@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, heads_changed
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, change_head_fields
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 TILES = (32, 16, 64, 8, 128)
 
 
-def sums_over(name: str, tile: int) -> Any:
+def sum_over_keys(name: str, tile: int) -> Any:
     """Return a function for `Change.make`: probabilities with sums over another set of keys."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -37,53 +37,58 @@ def sums_over(name: str, tile: int) -> Any:
     return make
 
 
-def _first_tile(masked: Array, tile: int) -> Array:
+def _sum_first_tile(masked: Array, tile: int) -> Array:
+    """Return the sums of the exponentials over the first tile of keys."""
     e = np.exp(masked - masked.max(axis=-1, keepdims=True))
-    return _divided(e, e[..., :tile].sum(axis=-1, keepdims=True))
+    return _divide(e, e[..., :tile].sum(axis=-1, keepdims=True))
 
 
-def _last_tile(masked: Array, tile: int) -> Array:
+def _sum_last_tile(masked: Array, tile: int) -> Array:
+    """Return the sums of the exponentials over the last tile of keys."""
     e = np.exp(masked - masked.max(axis=-1, keepdims=True))
     last = (masked.shape[-1] - 1) // tile * tile
     total = e[..., last:].sum(axis=-1, keepdims=True)
-    return _divided(e, np.where(total > 0, total, e.sum(axis=-1, keepdims=True)))
+    return _divide(e, np.where(total > 0, total, e.sum(axis=-1, keepdims=True)))
 
 
-def _whole_tiles(masked: Array, tile: int) -> Array:
+def _sum_whole_tiles(masked: Array, tile: int) -> Array:
+    """Return the sums over full tiles only: keys of the last, shorter one are left out."""
     e = np.exp(masked - masked.max(axis=-1, keepdims=True))
     whole = masked.shape[-1] // tile * tile
-    return _divided(e, e[..., : whole or None].sum(axis=-1, keepdims=True))
+    return _divide(e, e[..., : whole or None].sum(axis=-1, keepdims=True))
 
 
-def _each_tile(masked: Array, tile: int) -> Array:
+def _normalise_each_tile(masked: Array, tile: int) -> Array:
+    """Return probabilities that add to 1 within every tile."""
     parts = []
     for start in range(0, masked.shape[-1], tile):
         part = masked[..., start : start + tile]
         highest = part.max(axis=-1, keepdims=True)
         e = np.exp(part - np.where(np.isfinite(highest), highest, 0.0))
-        parts.append(_divided(e, e.sum(axis=-1, keepdims=True)))
+        parts.append(_divide(e, e.sum(axis=-1, keepdims=True)))
     return np.concatenate(parts, axis=-1)
 
 
-def _divided(e: Array, total: Array) -> Array:
+def _divide(e: Array, total: Array) -> Array:
+    """Return exponentials over their sums, zero where a sum is zero."""
     return np.divide(e, total, out=np.zeros_like(e), where=total > 0)
 
 
 SUMS: dict[str, Any] = {
-    "the first tile of {} keys only": _first_tile,
-    "the last tile of {} keys only": _last_tile,
-    "whole tiles of {} keys only": _whole_tiles,
-    "each tile of {} keys by itself": _each_tile,
+    "the first tile of {} keys only": _sum_first_tile,
+    "the last tile of {} keys only": _sum_last_tile,
+    "whole tiles of {} keys only": _sum_whole_tiles,
+    "each tile of {} keys by itself": _normalise_each_tile,
 }
 
 
-def softmax(case: Mismatch) -> Iterator[Change]:
+def try_softmax_sums(case: Mismatch) -> Iterator[Change]:
     """Try sums over tiles, and without the sinks."""
     if case.call("probs") is not None:
-        yield from sums(case.patched)
+        yield from usual_softmax_mistakes(case.patched)
 
 
-def sums(patched: PatchedModel) -> Iterator[Change]:
+def usual_softmax_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the changes to sums without the sinks, and over tiles of the pass's tokens."""
     where = ("softmax",)
     if patched.spec.block.sinks:
@@ -91,15 +96,19 @@ def sums(patched: PatchedModel) -> Iterator[Change]:
             "softmax_reduction",
             "the softmax sums without the sinks",
             where,
-            lambda patched, layers: heads_changed(patched, layers, sinks=None),
+            lambda patched, layers: change_head_fields(patched, layers, sinks=None),
             {"sinks": False},
         )
     for tile in TILES:
         for name in SUMS if tile < len(patched.ids) else ():
             says = f"the softmax sums over {name.format(tile)}"
-            yield Change("softmax_reduction", says, where, sums_over(name, tile), {"tile": tile})
+            yield Change(
+                "softmax_reduction", says, where, sum_over_keys(name, tile), {"tile": tile}
+            )
 
 
 HYPOTHESES = (
-    Hypothesis("softmax_reduction", softmax, 330, "the sums, once scores and mask are right"),
+    Hypothesis(
+        "softmax_reduction", try_softmax_sums, 330, "the sums, once scores and mask are right"
+    ),
 )

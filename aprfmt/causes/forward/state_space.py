@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.convolution import mixers
+from aprfmt.causes.forward.convolution import mixer_kinds
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
-from aprfmt.causes.forward.product import scaled_vectors, zeroed
+from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.forward.residual_stream import factor_change
 from aprfmt.causes.row import Cause
-from aprfmt.inference.placing import mixer
+from aprfmt.inference.placing import mixer_of_layer
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 CAUSE_ROWS = (
@@ -69,12 +69,12 @@ FACTORS = (
 Operands = tuple[Any, ...]
 
 
-def _rate(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
+def _with_rates(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
     """Return what is scanned with other rates."""
     return lambda given: (*given[:2], change(given[2]), *given[3:])
 
 
-def _dealt(given: Operands) -> Operands:
+def _deal_groups(given: Operands) -> Operands:
     """Return operands whose groups' B and C serve the heads in turn."""
     x, step, rate, b, c, skip, state = given
     heads, groups = x.shape[1], b.shape[1]
@@ -82,18 +82,19 @@ def _dealt(given: Operands) -> Operands:
     return x, step, rate, b[:, order], c[:, order], skip, state
 
 
-def _first_group(given: Operands) -> Operands:
+def _use_first_group(given: Operands) -> Operands:
     """Return operands in which the first group's B and C serve all heads."""
     x, step, rate, b, c, skip, state = given
     return x, step, rate, b[:, :1], c[:, :1], skip, state
 
 
-def _exchanged(given: Operands) -> Operands:
+def _exchange_operands(given: Operands) -> Operands:
+    """Return operands with B and C exchanged."""
     x, step, rate, b, c, skip, state = given
     return x, step, rate, c, b, skip, state
 
 
-def _skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
+def _with_skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
     """Return what is scanned with another skip."""
     return lambda given: (*given[:5], change(given[5]), given[6])
 
@@ -101,27 +102,27 @@ def _skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
 # What is said -> cause, and the operands as the engine took them.
 TAKEN: Mapping[str, tuple[str, Callable[[Operands], Operands]]] = {
     "A is not negated: states grow where they should decay": (
-        "ssm_decay", _rate(lambda rate: -rate),
+        "ssm_decay", _with_rates(lambda rate: -rate),
     ),
     "A is taken as it is stored, a logarithm without its exponential": (
-        "ssm_decay", _rate(lambda rate: np.log(-rate)),
+        "ssm_decay", _with_rates(lambda rate: np.log(-rate)),
     ),
     "the exponential of A is left out: the decay is minus what is stored": (
-        "ssm_decay", _rate(lambda rate: -np.log(-rate)),
+        "ssm_decay", _with_rates(lambda rate: -np.log(-rate)),
     ),
     "A is exponentiated twice, as where a GGUF's is taken for a logarithm": (
-        "ssm_decay", _rate(lambda rate: -np.exp(rate)),
+        "ssm_decay", _with_rates(lambda rate: -np.exp(rate)),
     ),
-    "exp is taken twice of A_log": ("ssm_decay", _rate(lambda rate: -np.exp(-rate))),
-    "A is left out: all rates are -1": ("ssm_decay", _rate(lambda rate: rate * 0 - 1)),
-    "no state decays": ("ssm_decay", _rate(lambda rate: rate * 0)),
-    "B and C are exchanged": ("ssm_scan", _exchanged),
-    "the groups' B and C serve the heads in turn, not heads in a row": ("ssm_scan", _dealt),
-    "the first group's B and C serve all heads": ("ssm_scan", _first_group),
-    "what skips the state (D x) is left out": ("ssm_scan", _skip(lambda skip: skip * 0)),
-    "what skips the state is x itself: D is 1": ("ssm_scan", _skip(lambda skip: skip * 0 + 1)),
-    "what skips the state is taken away": ("ssm_scan", _skip(lambda skip: -skip)),
-    "what skips the state is added twice": ("ssm_scan", _skip(lambda skip: 2 * skip)),
+    "exp is taken twice of A_log": ("ssm_decay", _with_rates(lambda rate: -np.exp(-rate))),
+    "A is left out: all rates are -1": ("ssm_decay", _with_rates(lambda rate: rate * 0 - 1)),
+    "no state decays": ("ssm_decay", _with_rates(lambda rate: rate * 0)),
+    "B and C are exchanged": ("ssm_scan", _exchange_operands),
+    "the groups' B and C serve the heads in turn, not heads in a row": ("ssm_scan", _deal_groups),
+    "the first group's B and C serve all heads": ("ssm_scan", _use_first_group),
+    "what skips the state (D x) is left out": ("ssm_scan", _with_skip(lambda skip: skip * 0)),
+    "what skips the state is x itself: D is 1": ("ssm_scan", _with_skip(lambda skip: skip * 0 + 1)),
+    "what skips the state is taken away": ("ssm_scan", _with_skip(lambda skip: -skip)),
+    "what skips the state is added twice": ("ssm_scan", _with_skip(lambda skip: 2 * skip)),
 }  # fmt: skip
 # What is said -> cause, and the time steps of raw ones, bias, and limits.
 Steps = Callable[[Any, Array, "Array | None", float, float], Array]
@@ -149,13 +150,13 @@ GATES: Mapping[str, Gate] = {
         x, np.full_like(gate, OPEN), weight, **how
     ),
     "the gate is a sigmoid, not silu": lambda op, x, gate, weight, how: op(
-        x, _opening(gate), weight, **how
+        x, _inverse_silu_of_sigmoid(gate), weight, **how
     ),
 }
 OPEN = 1.278464542761074  # silu of this is 1
 
 
-def _opening(gate: Array) -> Array:
+def _inverse_silu_of_sigmoid(gate: Array) -> Array:
     """Return numbers whose silu is the sigmoid of these, by Newton's method."""
     wanted = 1 / (1 + np.exp(-gate.astype(np.float64)))
     z = wanted + 0.5
@@ -165,55 +166,58 @@ def _opening(gate: Array) -> Array:
     return np.asarray(z, gate.dtype)
 
 
-def scans(patched: PatchedModel) -> Iterator[Change]:
+def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes of a model's state space mixers; none of a model without them."""
-    kinds = {"mamba", "mamba2"} & mixers(patched)
+    kinds = {"mamba", "mamba2"} & mixer_kinds(patched)
     if not kinds:
         return
     hp = patched.hp
     shifts = [key for key in patched.weights if key.endswith(BIAS)]
     if shifts:
         says = "no dt_bias is added before the time step's softplus"
-        yield zeroed("missing_bias", says, shifts, patched)
+        yield zero_weights_change("missing_bias", says, shifts, patched)
         says = "dt_bias is added twice before the time step's softplus"
-        yield scaled_vectors("missing_bias", says, shifts, patched, 2.0)
+        yield scale_weights_change("missing_bias", says, shifts, patched, 2.0)
     grouped = "mamba2" in kinds and int(hp["ssm_groups"]) > 1
     for says, (cause, taken) in TAKEN.items():
         if "group" not in says or grouped:
             place = "ssm_d" if "skips" in says else PLACES[cause]
-            yield Change(cause, says, (place,), _taken(taken), {"scan": says})
+            yield Change(cause, says, (place,), _with_operands(taken), {"scan": says})
     limited = float(hp["ssm_step_low"]) > 0 or hp["ssm_step_high"] is not None
     for says, step in STEPS.items():
         if "limited" not in says or limited:
-            yield _change("ssm_step", says, _stepped(step))
+            yield _scan_change("ssm_step", says, _with_time_step(step))
     for says, gate in GATES.items():
         if "norm" not in says or (hp["ssm_norm"] and ("groups" not in says or grouped)):
-            yield _change("ssm_gate", says, _gated(gate))
-    yield _change(
-        "ssm_state", "no state is carried: every token sees itself only", _restarted_every(1)
+            yield _scan_change("ssm_gate", says, _with_gate(gate))
+    yield _scan_change(
+        "ssm_state", "no state is carried: every token sees itself only", _restart_every(1)
     )
     yield Change(
         "activation",
         "the activation behind the convolution is left out",
         ("conv",),
-        _linear,
+        _without_activation,
         {"conv": "linear"},
     )
 
 
-def _change(cause: str, says: str, make: Any, **how: Any) -> Change:
+def _scan_change(cause: str, says: str, make: Any, **how: Any) -> Change:
+    """Return a change of the scan."""
     place = PLACES[cause]
     return Change(cause, says, (place,), make, {place: says}, **how)
 
 
-def _linear(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _without_activation(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose convolution has no activation."""
+
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
         return x if at.point == "ssm_conv_in" else op(x, kind, **kwargs)
 
     return patched.with_op("activate", override, layers)
 
 
-def multipliers(case: Mismatch) -> Iterator[Change]:
+def try_multipliers(case: Mismatch) -> Iterator[Change]:
     """Leave out each factor of a projection (falcon_h1), or divide by it."""
     hp = case.patched.hp
     if case.patched.spec.block.multipliers == "none":
@@ -229,26 +233,28 @@ def multipliers(case: Mismatch) -> Iterator[Change]:
         yield hyper_change("multiplier", says, ssm_scales=(1.0,) * len(listed))
 
 
-def scan(case: Mismatch) -> Iterator[Change]:
+def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
     """Try other operands of the scan, and a state that begins elsewhere."""
     block, hp = case.patched.spec.block, case.patched.hp
-    if case.layer < 0 or mixer(block, hp, case.layer) not in ("mamba", "mamba2"):
+    if case.layer < 0 or mixer_of_layer(block, hp, case.layer) not in ("mamba", "mamba2"):
         return
-    yield from scans(case.patched)
+    yield from usual_scan_mistakes(case.patched)
     first = int(case.rows[0]) if len(case.rows) else 0
     if first > 0:
         says = f"no state is carried to token {first}: the scan begins with zeros there"
-        yield _change("ssm_state", says, _restarted(first))
+        yield _scan_change("ssm_state", says, _restart_at(first))
     call = case.call("scan")
     if call is None:
         return
-    before = _state_before(case)
+    before = _solve_state_before(case)
     if before is not None:
         says = "the state is not reset: the scan begins with that of another sequence"
-        yield _change("ssm_state", says, _begun(before), general=True)
+        yield _scan_change("ssm_state", says, _begin_with_state(before), general=True)
 
 
-def _taken(taken: Callable[[Operands], Operands]) -> Any:
+def _with_operands(taken: Callable[[Operands], Operands]) -> Any:
+    """Return a maker: the scan reads what `taken` makes of its operands."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *given: Any) -> Any:
             return op(*taken(given))
@@ -258,7 +264,9 @@ def _taken(taken: Callable[[Operands], Operands]) -> Any:
     return make
 
 
-def _stepped(step: Steps) -> Any:
+def _with_time_step(step: Steps) -> Any:
+    """Return a maker: the time step is what `step` makes of it."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
             return step(op, raw, bias, low, high)
@@ -268,7 +276,9 @@ def _stepped(step: Steps) -> Any:
     return make
 
 
-def _gated(change: Gate) -> Any:
+def _with_gate(change: Gate) -> Any:
+    """Return a maker: the gate is what `change` makes of it."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, gate: Any, weight: Any, **how: Any) -> Any:
             return change(op, x, gate, weight, how)
@@ -278,31 +288,31 @@ def _gated(change: Gate) -> Any:
     return make
 
 
-def _restarted_every(count: int) -> Any:
+def _restart_every(count: int) -> Any:
     """Return a maker: the state is set to zeros before every so many-th token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *given: Any) -> Any:
-            return _pieces(op, given, list(range(0, len(given[0]), count)))
+            return _scan_pieces(op, given, list(range(0, len(given[0]), count)))
 
         return patched.with_op("scan", override, layers)
 
     return make
 
 
-def _restarted(first: int) -> Any:
+def _restart_at(first: int) -> Any:
     """Return a maker: from a token on, the scan does not see the tokens before it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *given: Any) -> Any:
-            return _pieces(op, given, [0, first])
+            return _scan_pieces(op, given, [0, first])
 
         return patched.with_op("scan", override, layers)
 
     return make
 
 
-def _pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, Any]:
+def _scan_pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, Any]:
     """Return reads and the last state of pieces that each begin with zeros."""
     x, step, rate, b, c, skip, state = given
     reads = []
@@ -313,7 +323,7 @@ def _pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, Any]:
     return np.concatenate(reads), state
 
 
-def _begun(before: Array) -> Any:
+def _begin_with_state(before: Array) -> Any:
     """Return a maker: the scan begins with this state."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -325,7 +335,7 @@ def _begun(before: Array) -> Any:
     return make
 
 
-def _state_before(case: Mismatch) -> Array | None:
+def _solve_state_before(case: Mismatch) -> Array | None:
     """Return the state [heads, head_dim, state] before the first token that gives the values.
 
     None unless the trace has the scan's result from the first token on. What a state adds to a
@@ -349,9 +359,9 @@ def _state_before(case: Mismatch) -> Array | None:
 
 
 HYPOTHESES = (
-    Hypothesis("multiplier", multipliers, 342, "a factor explains more than a rule of a state"),
+    Hypothesis("multiplier", try_multipliers, 342, "a factor explains more than a rule of a state"),
     *(
-        Hypothesis(cause, scan, 344 + at, "the rule of a state, after a delta net's")
+        Hypothesis(cause, try_scan_mistakes, 344 + at, "the rule of a state, after a delta net's")
         for at, cause in enumerate(PLACES)
     ),
 )

@@ -4,78 +4,90 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aprfmt.causes.forward.experts import expert_mistakes
+from aprfmt.causes.forward.experts import usual_expert_mistakes
 from aprfmt.causes.forward.mismatch import Change, Layers, hyper_change
-from aprfmt.causes.forward.moe import routed_change, routing_tries, uncorrected
+from aprfmt.causes.forward.moe import (
+    routed_scale_change,
+    usual_routing_rules,
+    without_choice_correction,
+)
 from aprfmt.causes.forward.norm import (
     eps_change,
     norm_name,
+    norm_offset_changes,
+    norm_offset_changes_by_place,
     norm_places,
-    offsets,
-    offsets_in_places,
 )
 from aprfmt.causes.forward.norm_order import (
-    divided_otherwise,
-    keys_and_values_rounded,
-    normed_after_rope,
-    normed_otherwise,
-    of_normed,
-    op_rounded,
-    other_kind,
-    passed_by,
+    add_to_normed,
+    divide_layer_norm_by,
+    exchange_norm_kind,
+    norm_after_rope,
+    norm_heads_jointly,
+    round_keys_and_values,
+    round_operations,
+    round_rope_table,
     rounded_to,
-    table_rounded,
+    skip_norms,
 )
-from aprfmt.causes.forward.product import scaled_vectors, zeroed
-from aprfmt.causes.forward.residual_stream import factor_change, kept, parallel_change, type_rows
-from aprfmt.causes.forward.shards import shard_sums, shard_tables
-from aprfmt.causes.forward.weights import tied
+from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
+from aprfmt.causes.forward.residual_stream import (
+    factor_change,
+    keep_one_summand,
+    parallel_change,
+    usual_token_type_mistakes,
+)
+from aprfmt.causes.forward.shards import usual_shard_sum_mistakes, usual_shard_table_mistakes
+from aprfmt.causes.forward.weights import tied_head_change
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0, 1e-3)
 
 
 @dataclass(frozen=True)
-class Usual:
+class UsualMistake:
     """A change with the layers it belongs to (None: it may be in all or in some)."""
 
     change: Change
     layers: Layers = None
 
 
-def hyper(cause: str, says: str, **values: Any) -> Usual:
+def hyper_mistake(cause: str, says: str, **values: Any) -> UsualMistake:
     """Return the change to other hyperparameters."""
-    return Usual(hyper_change(cause, says, **values))
+    return UsualMistake(hyper_change(cause, says, **values))
 
 
-def each(changes: Iterable[Change], layers: Layers = None) -> Iterator[Usual]:
+def with_layers(changes: Iterable[Change], layers: Layers = None) -> Iterator[UsualMistake]:
     """Yield changes of the same layers."""
-    return (Usual(change, layers) for change in changes)
+    return (UsualMistake(change, layers) for change in changes)
 
 
 # --- norms ---------------------------------------------------------------------------------------
 
 
-def _eps(patched: PatchedModel) -> Iterator[Usual]:
+def _eps_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other epsilons of norms."""
     for eps in EPS:
         if eps != float(patched.hp["norm_eps"]):
-            yield Usual(eps_change(patched, eps))
+            yield UsualMistake(eps_change(patched, eps))
 
 
-def _offsets(patched: PatchedModel) -> Iterator[Usual]:
-    yield from each(offsets())
-    yield from each(offsets_in_places(patched))
+def _norm_offset_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield norms whose weights are larger or smaller by 1."""
+    yield from with_layers(norm_offset_changes())
+    yield from with_layers(norm_offset_changes_by_place(patched))
 
 
-def _kinds(patched: PatchedModel) -> Iterator[Usual]:
+def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield RMS norms for layer norms, and the reverse."""
     layer = patched.spec.block.norm == "layer"
     does = ("keep", "keeps") if layer else ("take away", "takes away")
-    yield Usual(
+    yield UsualMistake(
         Change(
             "norm_kind",
             f"the norms {does[0]} the mean of a row",
             ("norm",),
-            other_kind(),
+            exchange_norm_kind(),
             {"mean": not layer},
         )
     )
@@ -84,29 +96,29 @@ def _kinds(patched: PatchedModel) -> Iterator[Usual]:
             (True, "the root mean square of a row, its mean included"),
             (False, "the deviation of n - 1 values"),
         ):
-            yield Usual(
+            yield UsualMistake(
                 Change(
                     "norm_kind",
                     f"the norms divide by {what}",
                     ("norm",),
-                    divided_otherwise(whole),
+                    divide_layer_norm_by(whole),
                     {"divide_by": what},
                 )
             )
     for points in norm_places(patched):
         says = f"{norm_name(points)} {does[len(points) == 1]} the mean of a row"
-        yield Usual(
+        yield UsualMistake(
             Change(
                 "norm_kind",
                 says,
                 ("norm",),
-                other_kind(points),
+                exchange_norm_kind(points),
                 {"mean": not layer, "behind": points},
             )
         )
 
 
-def _skipped(patched: PatchedModel) -> Iterator[Usual]:
+def _skipped_norms(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield norms that are left out: those after a sublayer, and the last one."""
     block = patched.spec.block
     rows: list[tuple[str, tuple[str, ...], str]] = [
@@ -123,39 +135,42 @@ def _skipped(patched: PatchedModel) -> Iterator[Usual]:
             *rows,
         ]  # fmt: skip
     for says, points, role in rows:
-        yield Usual(Change("norm_skipped", says, (role,), passed_by(points), {"after": points}))
+        yield UsualMistake(
+            Change("norm_skipped", says, (role,), skip_norms(points), {"after": points})
+        )
 
 
-def _qk_norms(patched: PatchedModel) -> Iterator[Usual]:
+def _query_key_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield norms of q and k left out, after rope, or over all heads."""
     if not patched.hp["qk_norm"] or patched.spec.block.attention == "mla":
         return
     where = ("qk_norm",)
-    yield Usual(
+    yield UsualMistake(
         Change(
             "qk_norm",
             "q and k are not normalised",
             where,
-            passed_by(("v", "q_norm")),
+            skip_norms(("v", "q_norm")),
             {"qk_norm": False},
         )
     )
-    yield Usual(
+    yield UsualMistake(
         Change(
             "qk_norm",
             "q and k are normalised after rope instead of before",
             where,
-            normed_after_rope,
+            norm_after_rope,
             {"after_rope": True},
         )
     )
     wide = patched.spec.block.qk_norm == "width"
     says = "each head" if wide else "all heads together"
-    yield Usual(
+    yield UsualMistake(
         Change(
             "qk_norm",
             f"q and k are normalised over {says}",
             where,
-            normed_otherwise(not wide),
+            norm_heads_jointly(not wide),
             {"whole_width": not wide},
         )
     )
@@ -164,20 +179,21 @@ def _qk_norms(patched: PatchedModel) -> Iterator[Usual]:
 # --- the stream ----------------------------------------------------------------------------------
 
 
-def _residuals(patched: PatchedModel) -> Iterator[Usual]:
+def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other sums with the residual stream."""
     if patched.spec.block.placement == "pre":
-        yield Usual(parallel_change(patched))
+        yield UsualMistake(parallel_change(patched))
         for what, halves in (
             ("the norm's result", ("attn", "ffn")),
             ("before attention the norm's result", ("attn",)),
             ("before the MLP the norm's result", ("ffn",)),
         ):
-            yield Usual(
+            yield UsualMistake(
                 Change(
                     "residual",
                     f"{what} instead of its input is added to what a sublayer computed",
                     ("residual",),
-                    of_normed(halves),
+                    add_to_normed(halves),
                     {"kept": "normed"},
                 )
             )
@@ -194,26 +210,27 @@ def _residuals(patched: PatchedModel) -> Iterator[Usual]:
             (1, "replaces the stream instead of being added"),
             (0, "is not added to the stream"),
         ):
-            yield Usual(
+            yield UsualMistake(
                 Change(
                     "residual",
                     f"what {what} computed {says}",
                     ("residual",),
-                    kept(point, keep, 0),
+                    keep_one_summand(point, keep, 0),
                     {"kept": "added" if keep else "stream"},
                 )
             )
 
 
-def _short(patched: PatchedModel) -> float:
+def _bf16_embedding_factor(patched: PatchedModel) -> float:
     """Return the embedding's factor in bfloat16, as engines in 16 bits have it."""
     return float(rounded_to(patched.hp["embedding_scale"], "bfloat16"))
 
 
-def _factors(patched: PatchedModel) -> Iterator[Usual]:
+def _factor_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield factors on the embedding, the stream and the logits left out or changed."""
     width = float(patched.hp["hidden_size"])
     for name, values in (
-        ("embedding_scale", (1.0, width**0.5, _short(patched))),
+        ("embedding_scale", (1.0, width**0.5, _bf16_embedding_factor(patched))),
         ("residual_scale", (1.0,)),
         ("logit_scale", (1.0,)),
     ):
@@ -222,9 +239,9 @@ def _factors(patched: PatchedModel) -> Iterator[Usual]:
             if abs(value - told) > 1e-6 * abs(told):
                 if name == "embedding_scale" and patched.spec.block.position == "learned":
                     continue
-                yield Usual(factor_change(name, value, told))
+                yield UsualMistake(factor_change(name, value, told))
         if told not in (0.0, 1.0):
-            yield Usual(factor_change(name, 1 / told, told))
+            yield UsualMistake(factor_change(name, 1 / told, told))
 
 
 # --- weights -------------------------------------------------------------------------------------
@@ -246,7 +263,8 @@ SUMMED = ("attn_output", "ffn_down", "ssm_out", "ffn_down_shexp")
 RANKS = (2.0, 4.0, 8.0)
 
 
-def _biases(patched: PatchedModel) -> Iterator[Usual]:
+def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield biases left out, or added twice."""
     stored = [key for key in patched.weights if key.endswith(".bias")]
     seen: set[tuple[str, ...]] = set()
     for says, roles in BIASES.items():
@@ -254,22 +272,24 @@ def _biases(patched: PatchedModel) -> Iterator[Usual]:
         if not keys or keys in seen:
             continue
         seen.add(keys)
-        yield Usual(zeroed("missing_bias", f"{says} is added", keys, patched))
+        yield UsualMistake(zero_weights_change("missing_bias", f"{says} is added", keys, patched))
     if stored and tuple(stored) not in seen:
-        yield Usual(zeroed("missing_bias", "no bias is added", tuple(stored), patched))
+        yield UsualMistake(
+            zero_weights_change("missing_bias", "no bias is added", tuple(stored), patched)
+        )
     for keys in seen:
         what = " and ".join(dict.fromkeys(key.split(".")[-2] for key in keys))
         says = f"the bias of {what} is added twice"
-        yield Usual(scaled_vectors("missing_bias", says, keys, patched, 2.0))
+        yield UsualMistake(scale_weights_change("missing_bias", says, keys, patched, 2.0))
     summed = tuple(key for key in stored if key.split(".")[-2] in SUMMED)
     for times in RANKS if summed else ():
         says = f"the biases behind sums over devices are added {times:g} times"
-        yield Usual(scaled_vectors("missing_bias", says, summed, patched, times))
+        yield UsualMistake(scale_weights_change("missing_bias", says, summed, patched, times))
 
 
-def _weights(patched: PatchedModel) -> Iterator[Usual]:
+def _weight_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the embedding for the head, and exchanges: gate with up, keys with values."""
-    yield from each(tied(patched))
+    yield from with_layers(tied_head_change(patched))
     stored = patched.stored
     for first, second in (("ffn_gate", "ffn_up"), ("attn_k", "attn_v")):
         pairs = [
@@ -279,18 +299,22 @@ def _weights(patched: PatchedModel) -> Iterator[Usual]:
         ]
         pairs = [(a, b) for a, b in pairs if b in stored and stored[a].shape == stored[b].shape]
         if pairs:
-            yield Usual(
+            yield UsualMistake(
                 Change(
                     "swapped_tensors",
                     f"{first} and {second} are exchanged in every layer",
                     tuple(key for pair in pairs for key in pair),
-                    _exchanged(pairs),
+                    _exchange_weights(pairs),
                     scoped=False,
                 )
             )
 
 
-def _exchanged(pairs: list[tuple[str, str]]) -> Callable[[PatchedModel, Layers], PatchedModel]:
+def _exchange_weights(
+    pairs: list[tuple[str, str]],
+) -> Callable[[PatchedModel, Layers], PatchedModel]:
+    """Return a maker: the weights of each pair of roles are exchanged."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         arrays: dict[str, Any] = {}
         for a, b in pairs:
@@ -303,18 +327,21 @@ def _exchanged(pairs: list[tuple[str, str]]) -> Callable[[PatchedModel, Layers],
 # --- experts -------------------------------------------------------------------------------------
 
 
-def _routing(patched: PatchedModel) -> Iterator[Usual]:
+def _routing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other rules of choosing and weighting experts."""
     if not any(patched.hp["moe_layers"]):
         return
-    for says, values in routing_tries(patched.hp):
-        yield hyper("moe_routing", says, **values)
+    for says, values in usual_routing_rules(patched.hp):
+        yield hyper_mistake("moe_routing", says, **values)
     if float(patched.hp["routed_scale"]) != 1:
-        yield Usual(routed_change(patched, 1.0))
-    yield from each(uncorrected(patched))
-    yield from each(expert_mistakes(patched))
+        yield UsualMistake(routed_scale_change(patched, 1.0))
+    yield from with_layers(without_choice_correction(patched))
+    yield from with_layers(usual_expert_mistakes(patched))
     shared = tuple(key for key in patched.weights if key.endswith(".ffn_down_shexp.weight"))
     if shared:
-        yield Usual(zeroed("moe_routing", "the shared expert is left out", shared, patched))
+        yield UsualMistake(
+            zero_weights_change("moe_routing", "the shared expert is left out", shared, patched)
+        )
 
 
 ROUNDED: Mapping[str, tuple[str, ...]] = {
@@ -324,29 +351,31 @@ ROUNDED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def roundings(patched: PatchedModel) -> Iterator[Usual]:
+def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield operations whose results are rounded to 16 bits in a pass that is float32 otherwise."""
     for dtype in ("bfloat16", "float16"):
         rows: dict[str, Any] = {
-            f"results of {name} are": (ops, op_rounded(ops, dtype)) for name, ops in ROUNDED.items()
+            f"results of {name} are": (ops, round_operations(ops, dtype))
+            for name, ops in ROUNDED.items()
         }
         rows["keys and values, as a cache holds them, are"] = (
-            ("kv_cache",), keys_and_values_rounded(dtype),
+            ("kv_cache",), round_keys_and_values(dtype),
         )  # fmt: skip
         if any(patched.hp["rope_layers"]):
-            rows["cos and sin of rope are"] = (("rope",), table_rounded(dtype))
+            rows["cos and sin of rope are"] = (("rope",), round_rope_table(dtype))
         for says, (ops, make) in rows.items():
-            yield Usual(
+            yield UsualMistake(
                 Change("rounding", f"{says} rounded to {dtype}", ops, make, {"dtype": dtype})
             )
 
 
-def _embedded(patched: PatchedModel) -> Iterator[Usual]:
-    yield from each(type_rows(patched))
+def _embedding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other token types, and embeddings without positions."""
+    yield from with_layers(usual_token_type_mistakes(patched))
     table = patched.weights.get_role(None, "position_embd.weight")
     if table is not None:
-        yield Usual(
-            zeroed(
+        yield UsualMistake(
+            zero_weights_change(
                 "positions",
                 "no position is added to the embedding",
                 ("position_embd.weight",),
@@ -355,12 +384,23 @@ def _embedded(patched: PatchedModel) -> Iterator[Usual]:
         )
 
 
-def _shards(patched: PatchedModel) -> Iterator[Usual]:
-    yield from each(shard_sums(patched))
-    yield from each(shard_tables(patched))
+def _shard_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield wrong sums and tables of several devices."""
+    yield from with_layers(usual_shard_sum_mistakes(patched))
+    yield from with_layers(usual_shard_table_mistakes(patched))
 
 
-BLOCKS: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
-    _eps, _biases, _factors, _weights, _residuals, _offsets, _qk_norms, _skipped, _kinds, _routing,
-    _shards, _embedded,
-)  # fmt: skip
+BLOCKS: tuple[Callable[[PatchedModel], Iterator[UsualMistake]], ...] = (
+    _eps_mistakes,
+    _bias_mistakes,
+    _factor_mistakes,
+    _weight_mistakes,
+    _residual_mistakes,
+    _norm_offset_mistakes,
+    _query_key_norm_mistakes,
+    _skipped_norms,
+    _norm_kind_mistakes,
+    _routing_mistakes,
+    _shard_mistakes,
+    _embedding_mistakes,
+)

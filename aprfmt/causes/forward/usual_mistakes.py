@@ -11,23 +11,33 @@ from itertools import zip_longest
 import numpy as np
 
 from aprfmt.causes.forward import softmax
-from aprfmt.causes.forward.attention import mappings, masked, scale_change
+from aprfmt.causes.forward.attention import (
+    attend_with_mask,
+    head_mapping_changes,
+    score_scale_change,
+)
 from aprfmt.causes.forward.kv_cache import cache_change
 from aprfmt.causes.forward.mismatch import Change, Layers
-from aprfmt.causes.forward.mlp import activations
+from aprfmt.causes.forward.mlp import activation_changes
 from aprfmt.causes.forward.rope import (
     THETAS,
-    divided_change,
     pairing_change,
-    partial_change,
+    position_divisor_change,
     positions_change,
+    reversed_rotation_change,
+    rotated_count_change,
     theta_change,
-    turned_back,
-    unscaled,
     usual_positions,
+    without_scaling_changes,
 )
-from aprfmt.causes.forward.rotations import length_of, places, turned, unturned
-from aprfmt.causes.forward.usual_blocks import BLOCKS, Usual, each, hyper, roundings
+from aprfmt.causes.forward.rotations import pass_length, rotate_with, token_positions, without_rope
+from aprfmt.causes.forward.usual_blocks import (
+    BLOCKS,
+    UsualMistake,
+    hyper_mistake,
+    rounding_mistakes,
+    with_layers,
+)
 from aprfmt.causes.forward.usual_steps import STEPS
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, kind_of, make
@@ -35,7 +45,7 @@ from aprfmt.inference.rope import RopeKind, kind_of, make
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model states none
 
 
-def kinds_of_layers(patched: PatchedModel) -> dict[RopeKind, Layers]:
+def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
     """Return the layers of each kind of rope; None for all layers of the model."""
     found: dict[RopeKind, set[int]] = {}
     for layer in range(patched.n_layers):
@@ -49,78 +59,92 @@ def kinds_of_layers(patched: PatchedModel) -> dict[RopeKind, Layers]:
 # --- rope ----------------------------------------------------------------------------------------
 
 
-def _thetas(patched: PatchedModel) -> Iterator[Usual]:
-    for kind, layers in kinds_of_layers(patched).items():
+def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other bases of rope."""
+    for kind, layers in layers_of_rope_kinds(patched).items():
         for theta in THETAS:
             if theta != kind[0]:
-                yield Usual(theta_change(patched, kind, theta), layers)
+                yield UsualMistake(theta_change(patched, kind, theta), layers)
 
 
-def _scalings(patched: PatchedModel) -> Iterator[Usual]:
-    for kind, layers in kinds_of_layers(patched).items():
-        yield from each(unscaled(patched, kind), layers)
-        yield from each((divided_change(patched, kind, factor) for factor in FACTORS), layers)
+def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield rope without its scaling, or with a part of it."""
+    for kind, layers in layers_of_rope_kinds(patched).items():
+        yield from with_layers(without_scaling_changes(patched, kind), layers)
+        yield from with_layers(
+            (position_divisor_change(patched, kind, factor) for factor in FACTORS), layers
+        )
 
 
-def _pairings(patched: PatchedModel) -> Iterator[Usual]:
-    if kinds_of_layers(patched):
-        yield from each((pairing_change(str(patched.hp["rope_style"])), turned_back()))
+def _pairing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield the other pairing of rope."""
+    if layers_of_rope_kinds(patched):
+        yield from with_layers(
+            (pairing_change(str(patched.hp["rope_style"])), reversed_rotation_change())
+        )
 
 
-def _partial(patched: PatchedModel) -> Iterator[Usual]:
+def _partial_rotary_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other numbers of rotated elements."""
     width = int(patched.hp["qk_rope_head_dim"] or patched.hp["head_dim"])
     told = int(patched.hp["rope_dim"])
-    for kind, layers in kinds_of_layers(patched).items():
+    for kind, layers in layers_of_rope_kinds(patched).items():
         if kind[1]:
             continue  # the scaling's lists fit only the model's number of pairs
         for n in (width, width // 2, width // 4, 3 * width // 4):
             if n != told and n > 0 and n % 2 == 0:
-                yield Usual(partial_change(patched, kind, n), layers)
+                yield UsualMistake(rotated_count_change(patched, kind, n), layers)
 
 
-def _rotating(patched: PatchedModel) -> Iterator[Usual]:
+def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield changes: a layer rotates as the other kind does, or not at all."""
-    every = kinds_of_layers(patched)
+    every = layers_of_rope_kinds(patched)
     for kind, layers in every.items():
         for other in every:
             if other != kind:
-                rope = make(patched.hp, other, length_of(patched))
-                yield Usual(
+                rope = make(patched.hp, other, pass_length(patched))
+                yield UsualMistake(
                     Change(
                         "rope_layers",
                         f"layers rotate with base {other[0]:g}"
                         f"{' and scaling' if other[1] else ''}, which belongs to the other kind of "
                         "layer",
                         ("rope_layers",),
-                        turned(rope.inv_freq, rope.factor),
+                        rotate_with(rope.inv_freq, rope.factor),
                         {"rope_theta": other[0], "scaled": other[1]},
                     ),
                     layers,
                 )
     if every:
-        yield Usual(
+        yield UsualMistake(
             Change(
-                "rope_layers", "nothing is rotated", ("rope_layers",), unturned, {"rotates": False}
+                "rope_layers",
+                "nothing is rotated",
+                ("rope_layers",),
+                without_rope,
+                {"rotates": False},
             )
         )
         if not all(patched.hp["rope_layers"]):
-            yield hyper(
+            yield hyper_mistake(
                 "rope_layers",
                 "layers rotate that should not",
                 rope_layers=(True,) * patched.n_layers,
             )
 
 
-def _positions(patched: PatchedModel) -> Iterator[Usual]:
-    ours = places(patched)
+def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield positions that engines give to tokens by mistake."""
+    ours = token_positions(patched)
     for theirs in usual_positions(ours):
-        yield Usual(positions_change(ours, theirs))
+        yield UsualMistake(positions_change(ours, theirs))
 
 
 # --- attention -----------------------------------------------------------------------------------
 
 
-def _scales(patched: PatchedModel) -> Iterator[Usual]:
+def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other factors on the scores."""
     told, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
     width = int(patched.hp["hidden_size"])
     heads = int(patched.hp["n_heads"])
@@ -130,53 +154,55 @@ def _scales(patched: PatchedModel) -> Iterator[Usual]:
              told**0.5, told / 2, told * 2)  # fmt: skip
     for value in dict.fromkeys(usual):
         if abs(value - told) > 1e-6 * told:
-            yield Usual(scale_change(patched, value))
+            yield UsualMistake(score_scale_change(patched, value))
     if patched.hp["attn_scale_by_layer"]:
-        yield hyper(
+        yield hyper_mistake(
             "attention_scale",
             "scores are not divided by the layer's number",
             attn_scale_by_layer=False,
         )
 
 
-def _caps(patched: PatchedModel) -> Iterator[Usual]:
+def _cap_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield caps left out."""
     for name, what in (("attn_softcap", "scores"), ("final_softcap", "logits")):
         told = patched.hp[name]
         if told is not None:
-            yield hyper(
+            yield hyper_mistake(
                 "softcap", f"{what} are not capped; the model says {told:g}", **{name: None}
             )
         for cap in (30.0, 50.0):
             if told is not None and cap != told:
-                yield hyper(
+                yield hyper_mistake(
                     "softcap",
                     f"{what} are capped at {cap:g}; the model says {told:g}",
                     **{name: cap},
                 )
 
 
-def _windows(patched: PatchedModel) -> Iterator[Usual]:
+def _window_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield windows left out, or of other sizes."""
     hp = patched.hp
     told, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
     if told is None or not any(own):
         return
     says = f"; the model says {told} tokens"
-    yield hyper(
+    yield hyper_mistake(
         "sliding_window", f"attention reaches all earlier tokens{says}", sliding_window=None
     )
     for size in (int(told) + 1, int(told) - 1, int(told) // 2, 2 * int(told)):
         if size > 0:
-            yield hyper(
+            yield hyper_mistake(
                 "sliding_window", f"attention reaches {size} tokens{says}", sliding_window=size
             )
     if not all(own):
-        yield hyper(
+        yield hyper_mistake(
             "sliding_window",
             "every layer has the window; the model says only some",
             window_layers=(True,) * len(own),
         )
         flipped = tuple(not x for x in own)
-        yield hyper(
+        yield hyper_mistake(
             "sliding_window",
             "the window is in the layers that have none, and only there",
             window_layers=flipped,
@@ -184,16 +210,16 @@ def _windows(patched: PatchedModel) -> Iterator[Usual]:
         for shift in (1, -1):
             moved = own[shift:] + own[:shift]
             if moved not in (own, flipped):
-                yield hyper(
+                yield hyper_mistake(
                     "sliding_window",
                     "the layers with a window are counted from another layer",
                     window_layers=moved,
                 )
 
 
-def window_change(patched: PatchedModel, window: int) -> Usual:
+def added_window_mistake(patched: PatchedModel, window: int) -> UsualMistake:
     """Return the change that gives every layer of a model without windows one."""
-    return hyper(
+    return hyper_mistake(
         "sliding_window",
         f"attention reaches {window} tokens; the model says all",
         sliding_window=window,
@@ -201,7 +227,8 @@ def window_change(patched: PatchedModel, window: int) -> Usual:
     )
 
 
-def _masks(patched: PatchedModel) -> Iterator[Usual]:
+def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other masks of attention."""
     n = len(patched.ids)
     own = np.tril(np.ones((n, n), np.bool_), -1)
     own[0, 0] = True
@@ -209,47 +236,76 @@ def _masks(patched: PatchedModel) -> Iterator[Usual]:
         ("attention is not causal: queries see later tokens", np.ones((n, n), np.bool_)),
         ("queries do not see their own token", own),
     ):
-        yield Usual(Change("mask", says, ("mask",), masked(mask)))
+        yield UsualMistake(Change("mask", says, ("mask",), attend_with_mask(mask)))
 
 
-def _sums(patched: PatchedModel) -> Iterator[Usual]:
-    return each(softmax.sums(patched))
+def _softmax_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield a softmax over another set of keys."""
+    return with_layers(softmax.usual_softmax_mistakes(patched))
 
 
-def _mappings(patched: PatchedModel) -> Iterator[Usual]:
-    return each(
-        mappings(
+def _head_mapping_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other mappings of query heads to key heads."""
+    return with_layers(
+        head_mapping_changes(
             patched,
             lambda own, n_kv: [np.arange(len(own)) % n_kv, own[::-1].copy(), np.zeros_like(own)],
         )
     )
 
 
-def _caches(patched: PatchedModel) -> Iterator[Usual]:
+def _cache_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield keys and values of other tokens."""
     at = np.arange(len(patched.ids))
     for rows in (np.maximum(at - 1, 0), np.minimum(at + 1, len(at) - 1)):
         if not np.array_equal(rows, at):
             for keys, values in ((rows, rows), (rows, None), (None, rows)):
-                yield Usual(cache_change(keys, values))
+                yield UsualMistake(cache_change(keys, values))
 
 
 # --- the MLP -------------------------------------------------------------------------------------
 
 
-def _activations(patched: PatchedModel) -> Iterator[Usual]:
-    return each(activations(patched))
+def _activation_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield other activation functions."""
+    return with_layers(activation_changes(patched))
 
 
 # Changes of one kind each, by the model's own numbers.
-USUAL: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
-    _thetas, _scalings, _pairings, _activations, _windows, _caps, _scales, *BLOCKS, _masks,
-    _mappings, _partial, _rotating, _sums, _positions, _caches, *STEPS, roundings,
-)  # fmt: skip
+USUAL: tuple[Callable[[PatchedModel], Iterator[UsualMistake]], ...] = (
+    _theta_mistakes,
+    _scaling_mistakes,
+    _pairing_mistakes,
+    _activation_mistakes,
+    _window_mistakes,
+    _cap_mistakes,
+    _score_scale_mistakes,
+    *BLOCKS,
+    _mask_mistakes,
+    _head_mapping_mistakes,
+    _partial_rotary_mistakes,
+    _rotating_layer_mistakes,
+    _softmax_mistakes,
+    _position_mistakes,
+    _cache_mistakes,
+    *STEPS,
+    rounding_mistakes,
+)
 # What a model without heads (mamba) cannot have got wrong.
-OF_ATTENTION = frozenset({_scales, _masks, _mappings, _partial, _rotating, _sums, _caches})
+OF_ATTENTION = frozenset(
+    {
+        _score_scale_mistakes,
+        _mask_mistakes,
+        _head_mapping_mistakes,
+        _partial_rotary_mistakes,
+        _rotating_layer_mistakes,
+        _softmax_mistakes,
+        _cache_mistakes,
+    }
+)
 
 
-def usual_changes(patched: PatchedModel) -> list[Usual]:
+def usual_mistakes(patched: PatchedModel) -> list[UsualMistake]:
     """Return every row's changes for a model: the likeliest of each row, the next of each, ...
 
     A large model allows few passes; so the first changes are of different kinds.
@@ -262,7 +318,7 @@ def usual_changes(patched: PatchedModel) -> list[Usual]:
 LISTS = ("window_layers", "rope_layers", "moe_layers", "ssm_layers")
 
 
-def groups(patched: PatchedModel, usual: Usual) -> list[Layers]:
+def layer_groups_of(patched: PatchedModel, usual: UsualMistake) -> list[Layers]:
     """Return the layers to try a change in: its own, those of one kind; single ones come later."""
     if usual.layers is not None or not usual.change.scoped:
         return [usual.layers]

@@ -7,7 +7,7 @@ import numpy as np
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.norm import norm_key
-from aprfmt.causes.forward.product import numbers, overlaid, product_of
+from aprfmt.causes.forward.product import product_of, replace_weights, weight_values
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.errors import CodecError
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -20,10 +20,10 @@ OTHER_16 = {"BF16": "F16", "F16": "BF16"}
 ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "NF4")
 
 
-def scaled(case: Mismatch) -> Iterator[Change]:
+def find_output_factor(case: Mismatch) -> Iterator[Change]:
     """Find one factor on the whole output, or one per column."""
     found = product_of(case)
-    w = None if found is None or not found.key else numbers(case.patched, found.key)
+    w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None:
         return
     ours = (found.x @ w.T).astype(np.float64)
@@ -49,7 +49,7 @@ def scaled(case: Mismatch) -> Iterator[Change]:
         yield found.using(case, "scale", says, w * scales, values, general=True)
 
 
-def reread(case: Mismatch) -> Iterator[Change]:
+def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
     """Read the stored bytes of a weight or a bias as the other 16-bit type; then of all weights."""
     stored = case.patched.stored
     behind = list(case.calls("linear", "router", "embed"))
@@ -61,19 +61,19 @@ def reread(case: Mismatch) -> Iterator[Change]:
         keys.append(f"{product.role}.bias")
     known = [key for key in keys if key in stored and stored[key].encoding in OTHER_16]
     for key in known:
-        yield from _reread(case, (key,))
+        yield from _reread_change(case, (key,))
     for encoding in dict.fromkeys(stored[key].encoding for key in known):
         alike = tuple(key for key in stored if stored[key].encoding == encoding)
         if sum(math.prod(stored[key].shape) for key in alike) <= MOST:
-            yield from _reread(case, alike)
+            yield from _reread_change(case, alike)
 
 
-def _reread(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
+def _reread_change(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
     """Propose that all these tensors of one encoding were read as the other 16-bit type."""
     stored, read = case.patched.stored, {}
     own = stored[keys[0]].encoding
     for key in keys:
-        values = numbers(case.patched, key)
+        values = weight_values(case.patched, key)
         if values is None:
             return
         with np.errstate(all="ignore"):
@@ -84,18 +84,18 @@ def _reread(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
         "dtype_mislabel",
         f"{what} is read as {OTHER_16[own]}",
         keys,
-        overlaid(read),
+        replace_weights(read),
         {"stored": own, "read": OTHER_16[own]},
         scoped=False,
     )
 
 
-def quantised(case: Mismatch) -> Iterator[Change]:
+def try_quantization(case: Mismatch) -> Iterator[Change]:
     """Encode the model's weight in coarser encodings, and compare with the run's output."""
     if case.view.residual is None or case.view.residual > 0.5:
         return
     found = product_of(case)
-    values = None if found is None or not found.key else numbers(case.patched, found.key)
+    values = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or values is None:
         return
     for name in ENCODINGS:
@@ -113,10 +113,10 @@ def quantised(case: Mismatch) -> Iterator[Change]:
             return
 
 
-def one_value(case: Mismatch) -> Iterator[Change]:
+def find_wrong_value(case: Mismatch) -> Iterator[Change]:
     """Find a single wrong value: one output column differs by a multiple of one input column."""
     found = product_of(case)
-    values = None if found is None or not found.key else numbers(case.patched, found.key)
+    values = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or values is None or len(found.x) < 3:
         return
     away = found.theirs.astype(np.float64) - found.ours
@@ -140,7 +140,7 @@ def one_value(case: Mismatch) -> Iterator[Change]:
     yield found.using(case, "bit_rot", says, values, at)
 
 
-def stale(case: Mismatch) -> Iterator[Change]:
+def find_stale_weight(case: Mismatch) -> Iterator[Change]:
     """Find a weight of zeros, or solve the weight if there are more tokens than columns."""
     found = product_of(case)
     if found is None or not found.key:
@@ -156,14 +156,14 @@ def stale(case: Mismatch) -> Iterator[Change]:
         yield found.using(case, "stale_tensor", says, solved.astype(np.float32), general=True)
 
 
-def head(case: Mismatch) -> Iterator[Change]:
+def try_embedding_as_head(case: Mismatch) -> Iterator[Change]:
     """Multiply with the embedding instead of the head."""
     call = case.call("linear")
     if call is not None and case.layer < 0 and call.args[1].key == "output.weight":
-        yield from tied(case.patched)
+        yield from tied_head_change(case.patched)
 
 
-def tied(patched: PatchedModel) -> Iterator[Change]:
+def tied_head_change(patched: PatchedModel) -> Iterator[Change]:
     """Yield the change to the embedding in place of a head of its own, if they are of one shape."""
     head, table = (
         patched.weights.get_role(None, "output.weight"),
@@ -180,10 +180,10 @@ def tied(patched: PatchedModel) -> Iterator[Change]:
 
 
 HYPOTHESES = (
-    Hypothesis("tied_embedding", head, 80, "a stored matrix, before solved ones"),
-    Hypothesis("scale", scaled, 120, "one factor, before other values"),
-    Hypothesis("dtype_mislabel", reread, 130, "the same bytes, before other values"),
-    Hypothesis("bit_rot", one_value, 140, "one value, before a whole matrix"),
-    Hypothesis("quantisation", quantised, 150, "within a bound, once no exact change fits"),
-    Hypothesis("stale_tensor", stale, 160, "any matrix, the last of a product"),
+    Hypothesis("tied_embedding", try_embedding_as_head, 80, "a stored matrix, before solved ones"),
+    Hypothesis("scale", find_output_factor, 120, "one factor, before other values"),
+    Hypothesis("dtype_mislabel", try_other_16_bit_type, 130, "the same bytes, before other values"),
+    Hypothesis("bit_rot", find_wrong_value, 140, "one value, before a whole matrix"),
+    Hypothesis("quantisation", try_quantization, 150, "within a bound, once no exact change fits"),
+    Hypothesis("stale_tensor", find_stale_weight, 160, "any matrix, the last of a product"),
 )

@@ -7,15 +7,15 @@ import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
+from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.proof import make_finding, prove_values, within_accused
 from aprfmt.codecs import codec, decode, encode
 from aprfmt.errors import AprfmtError
-from aprfmt.measure.encoding_noise import UNIT, noise_of
+from aprfmt.measure.encoding_noise import UNIT, storage_noise
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import wide
-from aprfmt.measure.tensors import in_steps
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.tensors import largest_steps
 from aprfmt.quantizing.row_encoding import encode_rows
 from aprfmt.tensors.norms import exact_dot
 
@@ -60,11 +60,11 @@ FEW_SUMS = 8  # values up to which a difference below the rounding of the larges
 THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
 
 
-def norm_offset(case: Unequal) -> Iterator[Guess]:
+def guess_norm_offset(case: DifferingPair) -> Iterator[Guess]:
     """Guess that 1 was added to a vector, or was not added although it should be."""
     if case.a.columns != 1:
         return
-    apart = wide(case.sample_b) - wide(case.sample_a)
+    apart = to_float64(case.sample_b) - to_float64(case.sample_a)
     offset = float(np.median(apart)) if np.isfinite(apart).all() else 0.0
     # Adding, storing and subtracting round three times, relative to a size of 1.
     slack = 4 * case.slack(moved=False)
@@ -73,14 +73,14 @@ def norm_offset(case: Unequal) -> Iterator[Guess]:
             continue
         # Add 1 to the smaller side: the values stored with 1 added were rounded at that size.
         smaller, side, way = ("A", case.a, "plus") if one > 0 else ("B", case.b, "minus")
-        made = _after(side.take, lambda values: values + np.float32(1))
+        made = _apply_after(side.take, lambda values: values + np.float32(1))
         says = (f"B's values are A's {way} 1",)
         yield case.guess("norm_offset", says, smaller, made, slack, free=1)
 
 
-def scale(case: Unequal) -> Iterator[Guess]:
+def guess_scale(case: DifferingPair) -> Iterator[Guess]:
     """Guess a factor: a single one, one per row, or one per column."""
-    x, y = wide(case.sample_a), wide(case.sample_b)
+    x, y = to_float64(case.sample_a), to_float64(case.sample_b)
     if not (np.isfinite(x).all() and np.isfinite(y).all()) or not x.any() or not y.any():
         return
     slack = case.slack(moved=False)
@@ -91,21 +91,21 @@ def scale(case: Unequal) -> Iterator[Guess]:
     half_x, half_y = (x[::2], y[::2]) if len(x) > 1 else (x[:, ::2], y[:, ::2])
     square = exact_dot(half_x, half_x)
     factor = exact_dot(half_x, half_y) / square if square else 1.0
-    if _differs(np.array([factor]), slack):
+    if _is_scaling(np.array([factor]), slack):
         turned = abs(factor + 1.0) <= 4 * slack
-        told = "-1: the sign is turned" if turned else _told(case, factor)
+        told = "-1: the sign is turned" if turned else _factor_text(case, factor)
         says = f"B's values are A's times {told}"
         yield case.guess(
-            "scale", (says,), "A", lambda rows: wide(a.take(rows)) * factor, slack, free=1
+            "scale", (says,), "A", lambda rows: to_float64(a.take(rows)) * factor, slack, free=1
         )
     if a.columns < NARROW:
         return
-    factors = _ratio(x[:, ::2], y[:, ::2], 1)
-    if _differs(factors, slack) and _fit(x * factors[:, None], y, slack):
+    factors = _least_squares_factors(x[:, ::2], y[:, ::2], 1)
+    if _is_scaling(factors, slack) and _fits_scaling(x * factors[:, None], y, slack):
 
         def times(rows: "Array") -> "Array":
-            mine, other = wide(a.take(rows)), wide(b.take(rows))
-            return mine * _ratio(mine[:, ::2], other[:, ::2], 1)[:, None]
+            mine, other = to_float64(a.take(rows)), to_float64(b.take(rows))
+            return mine * _least_squares_factors(mine[:, ::2], other[:, ::2], 1)[:, None]
 
         low, high = float(factors.min()), float(factors.max())
         said = f"factors from {low:.6g} to {high:.6g} in the rows looked at"
@@ -115,8 +115,12 @@ def scale(case: Unequal) -> Iterator[Guess]:
             text = "the sign of whole rows is turned, and nothing else differs"
             said = f"{rows_turned} of {len(factors)} rows looked at"
         yield case.guess("scale", (text, said), "A", times, slack, free=a.rows)
-    across = _ratio(x[::2], y[::2], 0)
-    if len(x) >= NARROW and _differs(across, slack) and _fit(x * across[None, :], y, slack):
+    across = _least_squares_factors(x[::2], y[::2], 0)
+    if (
+        len(x) >= NARROW
+        and _is_scaling(across, slack)
+        and _fits_scaling(x * across[None, :], y, slack)
+    ):
         low, high = float(across.min()), float(across.max())
         said = f"factors from {low:.6g} to {high:.6g}"
         text = "every column of B is A's times a factor of its own"
@@ -125,28 +129,29 @@ def scale(case: Unequal) -> Iterator[Guess]:
             shown = ", ".join(map(str, columns[:6])) + (", ..." if len(columns) > 6 else "")
             text = "the sign of whole columns is turned, and nothing else differs"
             said = f"{len(columns)} of {len(across)} columns: {shown}"
-        scaled = _after(a.take, lambda values: values * across[None, :])
+        scaled = _apply_after(a.take, lambda values: values * across[None, :])
         yield case.guess("scale", (text, said), "A", scaled, slack, free=a.columns)
 
 
-def _ratio(x: "Array", y: "Array", axis: int) -> "Array":
+def _least_squares_factors(x: "Array", y: "Array", axis: int) -> "Array":
     """Return the least-squares factor of every row (axis 1) or column (axis 0); 1 for zeros."""
     square, product = (x * x).sum(axis=axis), (x * y).sum(axis=axis)
     return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
 
 
-def _differs(factors: "Array", slack: float) -> bool:
+def _is_scaling(factors: "Array", slack: float) -> bool:
     """Say whether no factor is near 0 (values were lost, not scaled) and not all are near 1."""
     return bool(np.abs(factors - 1.0).max(initial=0.0) > 4 * slack) and bool(
         np.abs(factors).min() > 1e-9
     )
 
 
-def _fit(x: "Array", y: "Array", slack: float) -> bool:
+def _fits_scaling(x: "Array", y: "Array", slack: float) -> bool:
+    """Return whether y is x within the slack of a scaling."""
     return bool((row_distances(x, y) <= 2 * slack).all())
 
 
-def _told(case: Unequal, factor: float) -> str:
+def _factor_text(case: DifferingPair, factor: float) -> str:
     """Return a factor and what it may be: a root of a size, a multiplier, a power of two."""
     names: dict[str, float] = {}
     for size in ("hidden_size", "head_dim", "n_layers", "ffn_size"):
@@ -167,7 +172,9 @@ def _told(case: Unequal, factor: float) -> str:
 # --- rounding -------------------------------------------------------------------------------
 
 
-def _stored_as(name: str) -> Take:
+def _store_as(name: str) -> Take:
+    """Return how to take rows stored as another encoding and decoded."""
+
     def through(values: "Array") -> "Array":
         values = np.asarray(values, np.float32)
         return decode(name, encode(name, values), values.shape)
@@ -175,7 +182,8 @@ def _stored_as(name: str) -> Take:
     return through
 
 
-def _cast(values: "Array", dtype: str) -> "Array":
+def _cast_through(values: "Array", dtype: str) -> "Array":
+    """Return values cast to a type and back."""
     import ml_dtypes
 
     with np.errstate(over="ignore", invalid="ignore"):
@@ -183,116 +191,122 @@ def _cast(values: "Array", dtype: str) -> "Array":
         return narrow.astype(np.float32)
 
 
-def _cut(values: "Array", bits: int) -> "Array":
+def _truncate_significand(values: "Array", bits: int) -> "Array":
     """Return float32 values with the low bits of the significand set to zero (truncation)."""
     found = np.ascontiguousarray(values, np.float32).copy()
     found.view(np.uint32)[...] &= np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
     return found
 
 
-def _f16_cut(values: "Array") -> "Array":
-    cut = _cut(values, 13)
+def _truncate_to_f16(values: "Array") -> "Array":
+    """Return float32 values cut, not rounded, to F16."""
+    cut = _truncate_significand(values, 13)
     tiny = np.abs(cut) < 2.0**-14
     return np.where(tiny, np.trunc(cut * np.float32(2**24)) * np.float32(2**-24), cut)
 
 
-def _f16_flushed(values: "Array") -> "Array":
-    found = _stored_as("F16")(values)
+def _flush_f16_subnormals(values: "Array") -> "Array":
+    """Return values rounded to F16 with its subnormals set to zero."""
+    found = _store_as("F16")(values)
     return np.where(np.abs(found) < np.float32(2.0**-14), np.float32(0), found)
 
 
-def _f16_halved(values: "Array") -> "Array":
-    found = _stored_as("F16")(values)
+def _halve_f16_subnormals(values: "Array") -> "Array":
+    """Return values rounded to F16 with its subnormals halved."""
+    found = _store_as("F16")(values)
     halved: Array = np.where(np.abs(found) < np.float32(2.0**-14), found * np.float32(0.5), found)
     return halved
 
 
 # (what was done to the values, how)
 ROUNDINGS: tuple[tuple[str, Take], ...] = (
-    ("rounded to BF16", _stored_as("BF16")),
-    ("rounded to F16", _stored_as("F16")),
-    ("cut to BF16 instead of rounded", lambda x: _cut(x, 16)),
-    ("cut to F16 instead of rounded", _f16_cut),
-    ("rounded to F16 with subnormals flushed to zero", _f16_flushed),
-    ("rounded to F16 with subnormals read at half their size", _f16_halved),
-    ("rounded to F8_E4M3", lambda x: _cast(x, "float8_e4m3fn")),
-    ("rounded to F8_E5M2", lambda x: _cast(x, "float8_e5m2")),
+    ("rounded to BF16", _store_as("BF16")),
+    ("rounded to F16", _store_as("F16")),
+    ("cut to BF16 instead of rounded", lambda x: _truncate_significand(x, 16)),
+    ("cut to F16 instead of rounded", _truncate_to_f16),
+    ("rounded to F16 with subnormals flushed to zero", _flush_f16_subnormals),
+    ("rounded to F16 with subnormals read at half their size", _halve_f16_subnormals),
+    ("rounded to F8_E4M3", lambda x: _cast_through(x, "float8_e4m3fn")),
+    ("rounded to F8_E5M2", lambda x: _cast_through(x, "float8_e5m2")),
 )
 
 
-def rounding(case: Unequal) -> Iterator[Guess | Finding]:
+def guess_rounding(case: DifferingPair) -> Iterator[Guess | Finding]:
     """Guess that A (or B) was rounded or cut to fewer bits; else that all are within one unit."""
     a, b = case.a, case.b
-    if not (_float(a.encoding) and _float(b.encoding)):
+    if not (_is_float(a.encoding) and _is_float(b.encoding)):
         return
     if any(not step.permutes for side in (a, b) for step in side.side.layout):
         # 1 was added in float32 before it was stored, and taken away again when it was read
         yield Guess(
             "rounding",
             ("equal once 1 is added, as one of the files stores it: small values were rounded so",),
-            lambda rows: (wide(a.take(rows)) + 1).astype(np.float32),
-            lambda rows: (wide(b.take(rows)) + 1).astype(np.float32),
+            lambda rows: (to_float64(a.take(rows)) + 1).astype(np.float32),
+            lambda rows: (to_float64(b.take(rows)) + 1).astype(np.float32),
             slack=case.slack(moved=False),
         )
     for label, fine, told in (("A", a, "B's values are A's"), ("B", b, "A's values are B's")):
         for text, apply in ROUNDINGS if fine.encoding != "F64" else ():
-            yield case.guess("rounding", (f"{told}, {text}",), label, _after(fine.take, apply), 0.0)
-    yield from _held(case)
+            yield case.guess(
+                "rounding", (f"{told}, {text}",), label, _apply_after(fine.take, apply), 0.0
+            )
+    yield from _guess_saturated_type(case)
     if _all_within(case, largest=False):
-        yield _last_place(case, "")
+        yield _last_place_explanation(case, "")
 
 
 # Type -> its largest value, at which a cast that saturates holds larger ones.
 LARGEST = {"F16": 65504.0, "F8_E4M3": 448.0, "F8_E5M2": 57344.0}
 _STORED: Mapping[str, Take] = {
-    "F16": _stored_as("F16"), "F8_E4M3": lambda x: _cast(x, "float8_e4m3fn"),
-    "F8_E5M2": lambda x: _cast(x, "float8_e5m2"),
+    "F16": _store_as("F16"), "F8_E4M3": lambda x: _cast_through(x, "float8_e4m3fn"),
+    "F8_E5M2": lambda x: _cast_through(x, "float8_e5m2"),
 }  # fmt: skip
 
 
-def _held(case: Unequal) -> Iterator[Guess]:
+def _guess_saturated_type(case: DifferingPair) -> Iterator[Guess]:
     """Guess that a side's values went through a type that holds them at its largest."""
     for label, fine in (("A", case.a), ("B", case.b)):
         for name, most in LARGEST.items() if fine.encoding != "F64" else ():
 
             def through(x: "Array", name: str = name, most: float = most) -> "Array":
-                return _STORED[name](np.clip(wide(x), -most, most))
+                return _STORED[name](np.clip(to_float64(x), -most, most))
 
             other = "B" if label == "A" else "A"
             says = (
                 f"{other}'s values are {label}'s, rounded to {name}: larger ones are held at its "
                 f"largest, {most:g}"
             )
-            yield case.guess("function_of", (says,), label, _after(fine.take, through), 0.0)
+            yield case.guess("function_of", (says,), label, _apply_after(fine.take, through), 0.0)
 
 
-def summed_rounding(case: Unequal) -> Iterator[Finding]:
+def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
     """Find differences of one unit in the last place of the operands of a sum.
 
     A value that is a sum of larger ones (a merged adapter, a mean of checkpoints) is rounded at the
     size of these. They are not known. The largest value of its row, or of all of a vector, stands
     for them: below one unit of it nothing is a bug.
     """
-    floats = _float(case.a.encoding) and _float(case.b.encoding)
+    floats = _is_float(case.a.encoding) and _is_float(case.b.encoding)
     # A sum in another order changes many values, damage a few.
     if floats and case.before.changed > FEW_SUMS and _all_within(case, largest=True):
-        yield _last_place(
+        yield _last_place_explanation(
             case, " of its row's largest value: sums in another order, or by another library"
         )
 
 
-def _all_within(case: Unequal, *, largest: bool) -> bool:
+def _all_within(case: DifferingPair, *, largest: bool) -> bool:
     """Return whether no two values are further apart than a unit of the coarser type."""
     a, b = case.a, case.b
     unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
-    first, second = wide(case.sample_a), wide(case.sample_b)
-    return _within(first, second, unit, largest=largest) and all(
-        _within(wide(a.take(rows)), wide(b.take(rows)), unit, largest=largest)
+    first, second = to_float64(case.sample_a), to_float64(case.sample_b)
+    return _all_equal_within(first, second, unit, largest=largest) and all(
+        _all_equal_within(to_float64(a.take(rows)), to_float64(b.take(rows)), unit, largest=largest)
         for rows in case.windows(None)
     )
 
 
-def _last_place(case: Unequal, of: str) -> Finding:
+def _last_place_explanation(case: DifferingPair, of: str) -> Finding:
+    """Return the explanation by one unit in the last place."""
     coarser = max(case.a.encoding, case.b.encoding, key=lambda name: UNIT[name])
     values = case.a.take(case.sample)
     unit = 2 * max(UNIT[case.a.encoding], UNIT[case.b.encoding])
@@ -310,7 +324,7 @@ def _last_place(case: Unequal, of: str) -> Finding:
     )
 
 
-def _within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bool:
+def _all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bool:
     """Return whether all values are equal, or within `unit` relative to their size.
 
     With `largest` relative to the largest finite value of each row, of a vector the largest of all.
@@ -324,18 +338,20 @@ def _within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bo
     return bool((near | (x == y) | (np.isnan(x) & np.isnan(y))).all())
 
 
-def _after(take: Take, apply: Take) -> Take:
+def _apply_after(take: Take, apply: Take) -> Take:
+    """Return how to take rows and then apply a function to them."""
     return lambda rows: apply(take(rows))
 
 
-def _float(encoding: str) -> bool:
+def _is_float(encoding: str) -> bool:
+    """Return whether an encoding is a plain float type."""
     return encoding in UNIT
 
 
 # --- quantization ---------------------------------------------------------------------------
 
 
-def quantisation(case: Unequal) -> Iterator[Guess | Finding]:
+def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
     """Guess that one side is the other encoded again, or that both encode one source."""
     a, b = case.a, case.b
     if case.before.relative > 1.0:
@@ -343,19 +359,24 @@ def quantisation(case: Unequal) -> Iterator[Guess | Finding]:
     step = max(1, a.rows * a.columns // REQUANTIZED)
     rows = np.arange(0, a.rows, step)
     for label, fine, coarse, told in (("A", a, b, "B's"), ("B", b, a, "A's")):
-        for name in _through_what(coarse.encoding):
-            if a.columns % max(1, encoding_row(name).block_size) or not _encodes(name):
+        for name in _detour_encodings(coarse.encoding):
+            if a.columns % max(1, encoding_row(name).block_size) or not _has_encoder(name):
                 continue
-            if case.before.relative > 2 * noise_of(name):
+            if case.before.relative > 2 * storage_noise(name):
                 continue
             through = "" if name == coarse.encoding else " and decoded again"
-            slack = 0.0 if coarse.encoding in ("F32", name) else 2 * noise_of(coarse.encoding)
+            slack = 0.0 if coarse.encoding in ("F32", name) else 2 * storage_noise(coarse.encoding)
             if 2 * slack > case.before.relative:
                 continue  # the stored encoding hides earlier ones
             checked = f"encoded {len(rows)} of {a.rows} rows again: equal"
             says = f"{told} values are {label}'s, quantized to {name}{through}"
             yield case.guess(
-                "quantisation", (says, checked), label, _again(fine.take, name), slack, rows=rows
+                "quantisation",
+                (says, checked),
+                label,
+                _encode_again(fine.take, name),
+                slack,
+                rows=rows,
             )
     if len(case.changed_rows) < 2:
         return  # another quantizer leaves no tensor alone but for one row; damage does
@@ -375,14 +396,15 @@ def quantisation(case: Unequal) -> Iterator[Guess | Finding]:
         )
 
 
-def _through_what(stored: str) -> list[str]:
+def _detour_encodings(stored: str) -> list[str]:
     """Return the encodings that such values may have gone through: the same, or coarser ones."""
-    own = [] if _float(stored) else [stored]
+    own = [] if _is_float(stored) else [stored]
     bits = encoding_row(stored.split("+")[0]).bits_per_weight or 32.0
     return own + [name for name in THROUGH if encoding_row(name).bits_per_weight < bits]
 
 
-def _encodes(name: str) -> bool:
+def _has_encoder(name: str) -> bool:
+    """Return whether there is an encoder for an encoding."""
     try:
         found = codec(name)
     except AprfmtError:
@@ -390,7 +412,9 @@ def _encodes(name: str) -> bool:
     return found.parts == ("",) and encoding_row(name).block_size > 1 and found.has_encoder
 
 
-def _again(take: Take, name: str) -> Take:
+def _encode_again(take: Take, name: str) -> Take:
+    """Return how to take rows that were encoded again and decoded."""
+
     def through(rows: "Array") -> "Array":
         values = np.asarray(take(rows), np.float32)
         return decode(name, {"": encode_rows(name, values)}, values.shape)
@@ -398,23 +422,34 @@ def _again(take: Take, name: str) -> Take:
     return through
 
 
-def steps_apart(case: Unequal) -> float | None:
+def steps_apart(case: DifferingPair) -> float | None:
     """Return the largest |a-b| in steps of both encodings; None if steps are not known."""
     if case.a.encoding != case.b.encoding or encoding_row(case.a.encoding).block_size == 1:
         return None
-    return in_steps(case.a.side, case.b.side)
+    return largest_steps(case.a.side, case.b.side)
 
 
 HYPOTHESES = (
     PairHypothesis(
-        ("norm_offset",), norm_offset, 110, "one constant, before a factor or a function"
+        ("norm_offset",), guess_norm_offset, 110, "one constant, before a factor or a function"
     ),
     PairHypothesis(
-        ("scale",), scale, 160, "a factor for each row fits more than what is above it", part=True
+        ("scale",),
+        guess_scale,
+        160,
+        "a factor for each row fits more than what is above it",
+        part=True,
     ),
-    PairHypothesis(("rounding",), rounding, 170, "a bound, which a constant factor would miss"),
     PairHypothesis(
-        ("quantisation",), quantisation, 260, "a bound and no equality, after all that is exact"
+        ("rounding",), guess_rounding, 170, "a bound, which a constant factor would miss"
     ),
-    PairHypothesis(("rounding",), summed_rounding, 280, "a bound that grows with what was summed"),
+    PairHypothesis(
+        ("quantisation",),
+        guess_quantization,
+        260,
+        "a bound and no equality, after all that is exact",
+    ),
+    PairHypothesis(
+        ("rounding",), explain_sum_rounding, 280, "a bound that grows with what was summed"
+    ),
 )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.codecs import CODECS
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -25,43 +25,47 @@ ROWS = 6  # rows that every reading is tried on first
 LOOSE = 1.5  # times the rounding of the type, on so few rows
 
 
-def other_layout(case: Unequal) -> Iterator[Guess]:
+def guess_block_layout(case: DifferingPair) -> Iterator[Guess]:
     """Guess that the parts of each block are stored in another order."""
-    for reader, other, whose in _blocked(case):
-        for says, cause, order in _orders(reader):
+    for reader, other, whose in _block_sides(case):
+        for says, cause, order in _part_orders(reader):
 
-            def read(rows: "Array", reader: Reader = reader, order: "Array" = order) -> "Array":
+            def read(rows: "Array", reader: RowReader = reader, order: "Array" = order) -> "Array":
                 raw = reader.raw(rows)
                 size = len(order)
                 return reader.decoded(raw.reshape(-1, size)[:, order].reshape(raw.shape))
 
-            found = _guess(case, reader, other, read, cause, (f"{whose} {says}", reader.encoding))
+            found = _guess_if_rows_agree(
+                case, reader, other, read, cause, (f"{whose} {says}", reader.encoding)
+            )
             if found is not None:
                 yield found
                 return
 
 
-def late_blocks(case: Unequal) -> Iterator[Guess]:
+def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
     """Guess that blocks are read or written a part of a block too early or too late."""
-    for reader, other, whose in _blocked(case):
+    for reader, other, whose in _block_sides(case):
         size = encoding_row(reader.encoding).type_size
         inner = np.arange(1, reader.rows - 1)
         for shift in sorted(range(1 - size, size), key=abs) if len(inner) else ():
             if not shift:
                 continue
 
-            def read(rows: "Array", reader: Reader = reader, shift: int = shift) -> "Array":
-                return reader.decoded(_moved(reader, rows, shift))
+            def read(rows: "Array", reader: RowReader = reader, shift: int = shift) -> "Array":
+                return reader.decoded(_shifted_rows(reader, rows, shift))
 
             way = "late" if shift > 0 else "early"
             says = f"{whose} blocks begin {abs(shift)} bytes too {way}"
-            found = _guess(case, reader, other, read, "byte_offset", (says, reader.encoding), inner)
+            found = _guess_if_rows_agree(
+                case, reader, other, read, "byte_offset", (says, reader.encoding), inner
+            )
             if found is not None:
                 yield found
                 return
 
 
-def _blocked(case: Unequal) -> Iterator[tuple[Reader, Reader, str]]:
+def _block_sides(case: DifferingPair) -> Iterator[tuple[RowReader, RowReader, str]]:
     """Yield the sides that are stored in blocks, each with the other and its own genitive."""
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
@@ -71,10 +75,10 @@ def _blocked(case: Unequal) -> Iterator[tuple[Reader, Reader, str]]:
             yield reader, other, whose
 
 
-def _guess(
-    case: Unequal,
-    reader: Reader,
-    other: Reader,
+def _guess_if_rows_agree(
+    case: DifferingPair,
+    reader: RowReader,
+    other: RowReader,
     read: Callable[["Array"], "Array"],
     cause: str,
     says: tuple[str, ...],
@@ -92,7 +96,7 @@ def _guess(
     return case.guess(cause, says, "B" if reader is case.b else "A", read, rows=rows)
 
 
-def _orders(reader: Reader) -> Iterator[tuple[str, str, "Array"]]:
+def _part_orders(reader: RowReader) -> Iterator[tuple[str, str, "Array"]]:
     """Yield other orders of a block's parts: in words, the cause, where each byte is found."""
     codec = CODECS.get(reader.encoding)
     fields = None if codec is None or codec.layout is None else codec.layout.fields
@@ -122,7 +126,7 @@ def _orders(reader: Reader) -> Iterator[tuple[str, str, "Array"]]:
             yield text, "packing_order", order
 
 
-def _moved(reader: Reader, index: "Array", shift: int) -> "Array":
+def _shifted_rows(reader: RowReader, index: "Array", shift: int) -> "Array":
     """Return the bytes of rows (uint8 [n, row_bytes]), begun `shift` bytes later."""
     size = reader.row_bytes
     assert size is not None
@@ -141,11 +145,11 @@ def _moved(reader: Reader, index: "Array", shift: int) -> "Array":
 HYPOTHESES = (
     PairHypothesis(
         ("packing_order", "quant_min"),
-        other_layout,
+        guess_block_layout,
         100,
         "other orders of bytes, before what fits a scale to them",
     ),
     PairHypothesis(
-        ("byte_offset",), late_blocks, 220, "blocks read late, once no whole value moved"
+        ("byte_offset",), guess_late_blocks, 220, "blocks read late, once no whole value moved"
     ),
 )

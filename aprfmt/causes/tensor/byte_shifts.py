@@ -8,10 +8,10 @@ import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding, prove_bytes
-from aprfmt.causes.tensor.stored_bytes import ANCHOR, STORED, bytes_of, layouts
+from aprfmt.causes.tensor.stored_bytes import ANCHOR, STORED, byte_layouts, copy_bytes
 from aprfmt.measure.findings import Finding
 from aprfmt.tensors import norms
 from aprfmt.tensors.runs import RunBytes
@@ -37,18 +37,18 @@ CAUSE_ROWS = (
 REACH = 1 << 16  # furthest shift looked for, in bytes
 
 
-def byte_offset(case: Unequal) -> Iterator[Finding]:
+def explain_byte_offset(case: DifferingPair) -> Iterator[Finding]:
     """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
-    for a, b, name in layouts(case):
-        shift = _shift(a, b)
+    for a, b, name in byte_layouts(case):
+        shift = _find_shift(a, b)
         if shift is not None:
-            if not _heads_turned(case, a, b, shift):
-                yield _offset(case, shift, b, name)
+            if not _is_cyclic_head_move(case, a, b, shift):
+                yield _offset_explanation(case, shift, b, name)
             return
         late = _shift_inside(a, b)
         if late is not None:
             start, shift = late
-            found = _offset(case, shift, b, name)
+            found = _offset_explanation(case, shift, b, name)
             line = f"from byte {start} on; everything before it is equal"
             yield replace(found, evidence=(found.evidence[0], line))
             return
@@ -58,7 +58,7 @@ WRAPS = (1 << 32, 1 << 31)  # bytes that an offset of 32 bits, unsigned and sign
 READ = 1 << 20
 
 
-def wrapped_offset(case: Unequal) -> Iterator[Finding]:
+def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
     """Ask whether B's writer kept offsets in 32 bits: the data stand a multiple of 2^32 earlier.
 
     Where the tensor should lie B holds zeros, as in any range of a file that nobody wrote.
@@ -71,7 +71,7 @@ def wrapped_offset(case: Unequal) -> Iterator[Finding]:
     begin = min((each.info.offset for each in stored), default=0)
     offset = tensor.info.offset + inside - begin
     for wrap in WRAPS:
-        if offset < wrap or not _unwritten(data):
+        if offset < wrap or not _is_unwritten(data):
             continue
         at = begin + offset % wrap
         holder = next(
@@ -89,7 +89,7 @@ def wrapped_offset(case: Unequal) -> Iterator[Finding]:
         place = at - holder.info.offset
         if all(
             bytes(holder.raw(place + start, place + min(len(data), start + READ)))
-            == bytes_of(wanted, start, min(len(data), start + READ))
+            == copy_bytes(wanted, start, min(len(data), start + READ))
             for start in range(0, len(data), READ)
         ):
             power = wrap.bit_length() - 1
@@ -99,12 +99,12 @@ def wrapped_offset(case: Unequal) -> Iterator[Finding]:
                 f"A's {len(data)} bytes stand in B's {holder.info.name} at +{place:#x} "
                 f"(byte {at} of the file); B is zero from byte {begin + offset} on",
             )
-            proof = prove_bytes(bytes_of(wanted, 0, min(len(data), READ)), len(data), 1)
+            proof = prove_bytes(copy_bytes(wanted, 0, min(len(data), READ)), len(data), 1)
             yield make_finding("byte_offset", (case.key,), says, case.before.relative, 0.0, proof)
             return
 
 
-def _unwritten(data: RunBytes) -> bool:
+def _is_unwritten(data: RunBytes) -> bool:
     """Return whether all bytes are zero."""
     return not any(
         np.frombuffer(data.window(start, min(len(data), start + READ)), np.uint8).any()
@@ -117,7 +117,7 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
         return None
-    x, y = (np.frombuffer(bytes_of(side, 0, size), np.uint8) for side in (a, b))
+    x, y = (np.frombuffer(copy_bytes(side, 0, size), np.uint8) for side in (a, b))
     apart = np.flatnonzero(x != y)
     if not apart.size or not 0 < apart[0] < size - 4 * ANCHOR:
         return None
@@ -134,7 +134,7 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
     return (first, shift) if same else None
 
 
-def _heads_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
+def _is_cyclic_head_move(case: DifferingPair, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
     """Say whether whole heads or experts moved and came round at the end (element_moves.py)."""
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
@@ -143,11 +143,11 @@ def _heads_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, shift: int) -
     if not row or case.b.columns == 1 or all(far % (row * rows) for rows in parts):
         return False
     if shift > 0:
-        return bytes_of(a, 0, far) == bytes_of(b, size - far, size)
-    return bytes_of(a, size - far, size) == bytes_of(b, 0, far)
+        return copy_bytes(a, 0, far) == copy_bytes(b, size - far, size)
+    return copy_bytes(a, size - far, size) == copy_bytes(b, 0, far)
 
 
-def _offset(case: Unequal, shift: int, b: RunBytes, name: str) -> Finding:
+def _offset_explanation(case: DifferingPair, shift: int, b: RunBytes, name: str) -> Finding:
     """Put a shift of B's bytes into words: of whole rows, of values or of bytes."""
     row, total = case.b.row_bytes or 0, len(b)
     rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
@@ -165,11 +165,11 @@ def _offset(case: Unequal, shift: int, b: RunBytes, name: str) -> Finding:
         text = f"B's data begins {abs(shift)} bytes{values} {way}"
         more = f"{kept} of {total} bytes of {name} are equal when shifted"
         cause = "byte_offset"
-    proof = prove_bytes(bytes_of(b, 0, min(total, READ)), kept, 1)
+    proof = prove_bytes(copy_bytes(b, 0, min(total, READ)), kept, 1)
     return make_finding(cause, (case.key,), (text, more), case.before.relative, 0.0, proof)
 
 
-def _shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
+def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
     """Return k with B[i] == A[i+k] wherever both are, k not 0; None where there is none."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR:
@@ -178,26 +178,27 @@ def _shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
         at = size // part
         if at + ANCHOR > size:
             continue
-        anchor = bytes_of(b, at, at + ANCHOR)
+        anchor = copy_bytes(b, at, at + ANCHOR)
         if len(set(anchor)) < 8:
             continue  # zeros are found everywhere
         low, high = max(0, at - REACH), min(size, at + ANCHOR + REACH)
-        hay = bytes_of(a, low, high)
+        hay = copy_bytes(a, low, high)
         found = hay.find(anchor)
         if found < 0:
             return None
         shift = low + found - at
         if shift == 0 or abs(shift) > size // 2:
             return None
-        return shift if _overlap_equal(a, b, shift) else None
+        return shift if _overlap_is_equal(a, b, shift) else None
     return None
 
 
-def _overlap_equal(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
+def _overlap_is_equal(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
+    """Return whether both streams are equal under a shift wherever both are."""
     start, stop = max(0, -shift), min(len(b), len(b) - shift)
     for at in range(start, stop, 1 << 20):
         end = min(stop, at + (1 << 20))
-        if bytes_of(a, at + shift, end + shift) != bytes_of(b, at, end):
+        if copy_bytes(a, at + shift, end + shift) != copy_bytes(b, at, end):
             return False
     return True
 
@@ -209,12 +210,12 @@ ANCHORED = 256  # values that are looked for
 FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
 
 
-def flat_offset(case: Unequal) -> Iterator[Guess]:
+def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
     """Guess that values stand some places late, over the ends of rows, from some row on or all."""
     width, rows = case.a.columns, case.a.rows
     if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
         return
-    shift = _flat_shift(case)
+    shift = _find_flat_shift(case)
     if not shift or shift % width == 0:
         return
     down, rest = divmod(shift, width)
@@ -233,7 +234,7 @@ def flat_offset(case: Unequal) -> Iterator[Guess]:
     yield case.guess("byte_offset", (says, start), "A", moved, rows=inside)
 
 
-def _flat_shift(case: Unequal) -> int:
+def _find_flat_shift(case: DifferingPair) -> int:
     """Return s so that value i of B is value i + s of A in the middle of what differs; or 0."""
     width, rows = case.a.columns, case.a.rows
     changed = case.telling
@@ -259,19 +260,22 @@ def _flat_shift(case: Unequal) -> int:
 HYPOTHESES = (
     PairHypothesis(
         ("byte_offset",),
-        wrapped_offset,
+        explain_wrapped_offset,
         30,
         "offsets that an integer of 32 bits wraps: bytes alone",
         stored=True,
     ),
     PairHypothesis(
         ("byte_offset", "row_offset"),
-        byte_offset,
+        explain_byte_offset,
         80,
         "runs of equal bytes elsewhere are exact",
         stored=True,
     ),
     PairHypothesis(
-        ("byte_offset",), flat_offset, 210, "values moved across rows, once no order of rows fits"
+        ("byte_offset",),
+        guess_flat_offset,
+        210,
+        "values moved across rows, once no order of rows fits",
     ),
 )

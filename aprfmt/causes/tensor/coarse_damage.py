@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.causes.tensor.differing_pair import STRAY, Unequal
-from aprfmt.causes.tensor.outliers import FINE, flipped_bit
+from aprfmt.causes.tensor.differing_pair import STRAY, DifferingPair
+from aprfmt.causes.tensor.outliers import FINE, flipped_bit_text
 from aprfmt.causes.tensor.proof import made_on, make_finding
-from aprfmt.measure.byte_ranges import numbered
-from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.byte_ranges import numbered_text
+from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import wide
+from aprfmt.measure.numbers import to_float64
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -25,13 +25,13 @@ BLOCK = 256  # values of the largest block, which has one smallest magnitude at 
 SLIGHT = 2.0**-8  # a scale is stored in F16 or BF16
 
 
-def runs(case: Unequal) -> Iterator[Finding]:
+def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
     """Ask whether all but a few runs of values are equal up to rounding."""
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
     usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
     for rows in case.windows(None):
-        x, y = wide(case.a.take(rows)).reshape(-1), wide(case.b.take(rows)).reshape(-1)
+        x, y = to_float64(case.a.take(rows)).reshape(-1), to_float64(case.b.take(rows)).reshape(-1)
         largest = np.maximum(np.maximum(np.abs(x), np.abs(y)), usual)
         at = np.flatnonzero(~(np.abs(x - y) <= slack * largest))
         start, count = int(rows[0]) * case.a.columns, count + at.size
@@ -44,7 +44,7 @@ def runs(case: Unequal) -> Iterator[Finding]:
             return
     if not found or max(stop - start for start, stop in found) < LEAST:
         return
-    flips = _flips(case, found)
+    flips = _repairing_flips(case, found)
     if flips:
         many = "one bit is" if len(flips) == 1 else f"{len(flips)} bits are"
         text = f"all other values are within the rounding of the coarser encoding: {many} flipped"
@@ -57,13 +57,13 @@ def runs(case: Unequal) -> Iterator[Finding]:
     lines, sure = [], True
     for start, stop in found[:SHOWN]:
         rows = np.arange(start // width, -(-stop // width))
-        part = wide(case.b.take(rows)).reshape(-1)[start - rows[0] * width :][: stop - start]
+        part = to_float64(case.b.take(rows)).reshape(-1)[start - rows[0] * width :][: stop - start]
         zero = not part.any()
         sure = sure and zero
         lines.append(
             f"values {start} to {stop - 1}"
             + (", all zero" if zero else "")
-            + f": in {numbered('row', int(rows[0]), int(rows[-1]) + 1)}"
+            + f": in {numbered_text('row', int(rows[0]), int(rows[-1]) + 1)}"
         )
     size = case.shape[1] * width if len(case.shape) == 3 else 0
     stale = (
@@ -71,7 +71,7 @@ def runs(case: Unequal) -> Iterator[Finding]:
     )
     general = "all other values are within the rounding of the coarser encoding"
     experts = ", ".join(
-        numbered("expert", start // size, -(-stop // size)) for start, stop in found if size
+        numbered_text("expert", start // size, -(-stop // size)) for start, stop in found if size
     )
     if stale:
         general = f"{experts}: B holds 0 there, and was never filled"
@@ -86,7 +86,7 @@ def runs(case: Unequal) -> Iterator[Finding]:
     )
 
 
-def _flips(case: Unequal, found: list[list[int]]) -> list[str]:
+def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
     """Return the bits whose flips repair every run of wrong values, each of one block; or []."""
     if len(found) > SHOWN:
         return []
@@ -94,8 +94,8 @@ def _flips(case: Unequal, found: list[list[int]]) -> list[str]:
     for start, stop in found:
         for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
             bit = None
-            if noise_of(other.encoding) <= FINE:
-                bit = flipped_bit(side, other, [start, stop - 1])
+            if storage_noise(other.encoding) <= FINE:
+                bit = flipped_bit_text(side, other, [start, stop - 1])
             if bit is not None:
                 flips.append(f"{bit} of {label}")
                 break
@@ -104,7 +104,7 @@ def _flips(case: Unequal, found: list[list[int]]) -> list[str]:
     return flips
 
 
-def blanks(case: Unequal) -> Iterator[Finding]:
+def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
     """Ask whether A and B are equal up to rounding but for runs of zeros on one side.
 
     Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a
@@ -116,8 +116,8 @@ def blanks(case: Unequal) -> Iterator[Finding]:
     lost = np.zeros((2, case.a.rows), np.int64)
     square, away = np.zeros(case.a.rows), np.zeros(case.a.rows)
     for rows in case.windows(None):
-        values = [wide(side.take(rows)) for side in (case.a, case.b)]
-        holes = [_holes(x, y) for x, y in (values, values[::-1])]
+        values = [to_float64(side.take(rows)) for side in (case.a, case.b)]
+        holes = [_find_zero_runs(x, y) for x, y in (values, values[::-1])]
         lost[:, rows] = [hole.sum(1) for hole in holes]
         kept = ~(holes[0] | holes[1])
         x, y = (np.where(kept, value, 0.0) for value in values)
@@ -136,7 +136,7 @@ def blanks(case: Unequal) -> Iterator[Finding]:
     for label, counts in zip("AB", lost, strict=True):
         chosen = np.flatnonzero(counts)
         if len(chosen):
-            name = numbered("row", int(chosen[0]), int(chosen[-1]) + 1)
+            name = numbered_text("row", int(chosen[0]), int(chosen[-1]) + 1)
             whole = (counts[chosen[1:]] == case.a.columns).all()
             tail = chosen[-1] == len(counts) - 1 and len(chosen) > 1 and whole
             end = ", to the end: the data was cut short" if tail else ""
@@ -157,7 +157,7 @@ def _half_step(x: "Array") -> "Array":
     return np.concatenate(parts, axis=1)
 
 
-def _holes(x: "Array", y: "Array") -> "Array":
+def _find_zero_runs(x: "Array", y: "Array") -> "Array":
     """Return where x holds runs of GAP zeros or whole rows of them, and y does not (bool).
 
     Values of y that x's own step rounds to zero are no loss: in types of few codes those are many.

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding, within_accused
 from aprfmt.codecs import CODECS
 from aprfmt.measure.bounds import NMSE_SLACK
-from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import wide
+from aprfmt.measure.numbers import to_float64
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -30,19 +30,19 @@ BIAS = 0.15  # the one factor between both sides is this near to 1
 _NONE = np.zeros(0)
 
 
-def rounded_coarsely(case: Unequal) -> Iterator[Finding]:
+def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
     """Ask whether a side follows the other block by block within what its type rounds off."""
     for source, copy, whose in ((case.a, case.b, "B"), (case.b, case.a, "A")):
         name = copy.encoding
         row = ENCODINGS.get(name)
         if row is None or row.ggml is None or row.block_size < 2 or name not in CODECS:
             continue
-        if CODECS[name].has_encoder or noise_of(source.encoding) > FINE:
+        if CODECS[name].has_encoder or storage_noise(source.encoding) > FINE:
             continue
-        allowed = noise_of(name) / NMSE_SLACK**0.5
+        allowed = storage_noise(name) / NMSE_SLACK**0.5
         if case.a.columns % row.block_size or not case.before.relative <= allowed:
             continue
-        found = _blocks(case, source is case.b, row.block_size)
+        found = _block_errors(case, source is case.b, row.block_size)
         if found is None:
             continue
         errors, like, factor = found
@@ -63,14 +63,16 @@ def rounded_coarsely(case: Unequal) -> Iterator[Finding]:
         )
 
 
-def _blocks(case: Unequal, swapped: bool, size: int) -> "tuple[Array, Array, float] | None":
+def _block_errors(
+    case: DifferingPair, swapped: bool, size: int
+) -> "tuple[Array, Array, float] | None":
     """Return relative error and correlation of each block, and the factor of least squares.
 
     None where a block of the source is zero, or a value is not finite.
     """
     errors, like, xy, yy = [_NONE], [_NONE], 0.0, 0.0
     for rows in case.windows(None):
-        a, b = (wide(side.take(rows)).reshape(-1, size) for side in (case.a, case.b))
+        a, b = (to_float64(side.take(rows)).reshape(-1, size) for side in (case.a, case.b))
         x, y = (b, a) if swapped else (a, b)
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             return None
@@ -85,6 +87,9 @@ def _blocks(case: Unequal, swapped: bool, size: int) -> "tuple[Array, Array, flo
 
 HYPOTHESES = (
     PairHypothesis(
-        ("quantisation",), rounded_coarsely, 335, "a type that cannot be encoded here, at last"
+        ("quantisation",),
+        explain_coarse_rounding,
+        335,
+        "a type that cannot be encoded here, at last",
     ),
 )

@@ -10,10 +10,10 @@ import numpy as np
 from aprfmt.base.protocols import LazyTensor, Value
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.alignment import TensorPair, align
-from aprfmt.measure.encoding_noise import noise
-from aprfmt.measure.numbers import wide
+from aprfmt.measure.encoding_noise import pair_noise
+from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import TensorDiff
-from aprfmt.measure.row_reader import KEPT, Reader
+from aprfmt.measure.row_reader import KEPT, RowReader
 from aprfmt.model import Model
 from aprfmt.tensors import norms
 from aprfmt.tensors.view import View
@@ -45,7 +45,7 @@ class NotTried:
 
 
 @dataclass
-class Schemes:
+class SchemeCache:
     """Schemes of copies that were found in this comparison, and searches that found none."""
 
     found: list[Any] = field(default_factory=list)  # (code, grouping)
@@ -70,10 +70,10 @@ class PairContext:
         self.models: dict[str, Model] = {"a": a, "b": b}
         if base is not None:
             self.models["base"] = base
-        self.schemes = Schemes()
+        self.schemes = SchemeCache()
         self.not_tried: list[NotTried] = []
         self.results: Mapping[str, TensorDiff] = results or {}
-        self._readers: dict[tuple[str, str], Reader] = {}
+        self._readers: dict[tuple[str, str], RowReader] = {}
         self._indexes: dict[str, dict[tuple[int, ...], ShapeIndex]] = {}
         self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
 
@@ -118,7 +118,7 @@ class PairContext:
                     found[part.info.name] = part
         return list(found.values())
 
-    def reader(self, label: str, key: str) -> Reader | None:
+    def reader(self, label: str, key: str) -> RowReader | None:
         """Return a model's tensor; None if it has no tensor of that key."""
         if label not in self.models:
             return None
@@ -126,7 +126,7 @@ class PairContext:
             side = self.sides(label).get(key)
             if side is None:
                 return None
-            self._readers[label, key] = Reader(side)
+            self._readers[label, key] = RowReader(side)
         return self._readers[label, key]
 
     def shape_index(self, label: str, shape: tuple[int, ...]) -> ShapeIndex | None:
@@ -158,7 +158,7 @@ class PairContext:
             for shape, rows in found.items()
         }
 
-    def alike(self, label: str, reader: Reader) -> list[str]:
+    def alike(self, label: str, reader: RowReader) -> list[str]:
         """Return the keys of a model's tensors whose samples equal this tensor's, nearest first.
 
         Empty if all values of the sample are equal, because constant tensors prove nothing.
@@ -172,16 +172,16 @@ class PairContext:
         values = np.where(np.isfinite(index.values), index.values, 0.0)
         norm = np.maximum(np.linalg.norm(values, axis=1), norms.exact_norm(line))
         away = np.linalg.norm(values - line, axis=1) / np.where(norm > 0, norm, 1.0)
-        limits = np.array([1.5 * noise(reader.encoding, name) for name in index.encodings])
+        limits = np.array([1.5 * pair_noise(reader.encoding, name) for name in index.encodings])
         near = np.flatnonzero(away <= limits)
         return [index.keys[i] for i in near[np.argsort(away[near], kind="stable")]]
 
 
-def sample_line(reader: Reader) -> "Array":
+def sample_line(reader: RowReader) -> "Array":
     """Return the same few values of every tensor of a shape (float64, 1-D)."""
     if reader.columns == 1:
         at = np.unique(np.linspace(0, reader.rows - 1, SPOTS * WIDTH).astype(np.int64))
-        return wide(reader.take(at)).reshape(-1)
+        return to_float64(reader.take(at)).reshape(-1)
     rows = np.unique(np.linspace(0, reader.rows - 1, SPOTS).astype(np.int64))
     columns = np.unique(np.linspace(0, reader.columns - 1, WIDTH).astype(np.int64))
-    return wide(reader.take(rows)[:, columns]).reshape(-1)
+    return to_float64(reader.take(rows)[:, columns]).reshape(-1)

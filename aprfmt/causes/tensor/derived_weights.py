@@ -23,9 +23,9 @@ from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.encoding_noise import UNIT, noise, noise_of
+from aprfmt.measure.encoding_noise import UNIT, pair_noise, storage_noise
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import named
+from aprfmt.measure.named_causes import short_keys
 from aprfmt.measure.records import TensorDiff
 from aprfmt.tensors import norms
 
@@ -110,7 +110,7 @@ def _of_model(
         for row in rows
         if row.shape_a is not None and len(row.shape_a) > 1 and row.shape_a == row.shape_b
     ]
-    open_ = [row for row in matrices if _open(row)]
+    open_ = [row for row in matrices if _is_unexplained_float(row)]
     few = len(open_) < min(PAIR, len(matrices))
     if not open_:
         return _with_vectors(by_key, rows)
@@ -119,7 +119,7 @@ def _of_model(
     changes: list[MatrixChange] = []
     for row in open_:
         try:
-            found = _change(by_key[row.key])
+            found = _matrix_change(by_key[row.key])
         except AprfmtError as error:
             context.leave(_CAUSES, row.key, error)
             continue
@@ -127,18 +127,18 @@ def _of_model(
             by_key[row.key].drop()
         if found is not None:
             changes.append(found)
-    made = _explained(context, by_key, matrices, changes)
+    made = _derived_explanations(context, by_key, matrices, changes)
     if made and next(iter(made.values())).cause == "derived":
-        made |= _vectors(rows, next(iter(made.values())))
+        made |= _vector_explanations(rows, next(iter(made.values())))
     return made
 
 
-def _open(row: TensorDiff) -> bool:
+def _is_unexplained_float(row: TensorDiff) -> bool:
     """Say whether a tensor of floats, or nearly so, differs, and nothing explains it."""
-    return row.unexplained() and max(map(noise_of, (row.encoding_a, row.encoding_b))) <= FINE
+    return row.unexplained() and max(map(storage_noise, (row.encoding_a, row.encoding_b))) <= FINE
 
 
-def _change(pair: TensorPair) -> MatrixChange | None:
+def _matrix_change(pair: TensorPair) -> MatrixChange | None:
     """Measure how a pair of matrices differs; None where it is too large, or only in a part."""
     assert pair.a is not None and pair.b is not None
     if np.prod(pair.a.shape) > SMALL:
@@ -161,9 +161,9 @@ def _change(pair: TensorPair) -> MatrixChange | None:
     if min(np.any(delta, axis=axis).mean() for axis in (0, 1)) < EVERY_ROW:
         return None  # a few rows or columns have a low rank, too
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
-    unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
+    unit = pair_noise(pair.a.encoding, pair.b.encoding, moved=False)
     pruned, of_four = _pruned(x, y)
-    rank = 0 if pruned else _rank(delta, unit * norm)
+    rank = 0 if pruned else _difference_rank(delta, unit * norm)
     return MatrixChange(
         pair.key,
         rank,
@@ -198,7 +198,7 @@ def _correlation(x: "Array", y: "Array") -> float:
     return norms.exact_dot(x, y) / norm if norm else 0.0
 
 
-def _rank(delta: "Array", rounding: float) -> int:
+def _difference_rank(delta: "Array", rounding: float) -> int:
     """Return the rank of a difference up to its rounding (`rounding` of ||delta||); 0: not low."""
     size = norms.exact_norm(delta)
     limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
@@ -225,15 +225,16 @@ def _rank(delta: "Array", rounding: float) -> int:
     return rank if rank <= limit else 0
 
 
-def _explained(
+def _derived_explanations(
     context: PairContext,
     pairs: Mapping[str, TensorPair],
     matrices: Sequence[TensorDiff],
     changes: Sequence[MatrixChange],
 ) -> dict[str, Finding]:
+    """Return the explanations of a training or a merge, by key."""
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
-        found = _merged(pairs, matrices, low)
+        found = _merge_explanations(pairs, matrices, low)
         if found:
             return found
     if not all(change.plain for change in changes):
@@ -245,19 +246,19 @@ def _explained(
     if len(changes) >= max(FEW, NEARLY_ALL * len(matrices)):
         where = ""
     elif _whole_part({row.key for row in matrices}, keys):
-        where = f": {named(keys)} alone"
+        where = f": {short_keys(keys)} alone"
     else:
         return {}
     sizes = sorted(change.size for change in changes)
     if any(change.experts for change in changes):
-        where += f"{',' if where else ':'} {_experts(changes)} alone"
+        where += f"{',' if where else ':'} {_differing_experts(changes)} alone"
     least = _floor(min(change.related for change in related))
     text = (
         f"{len(changes)} of {len(matrices)} matrices differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} "
         f"of their norm, and belong to those of the other side (correlation {least}): "
         f"{_how(changes)}{where}"
     )
-    return {change.key: _derived(change, text) for change in changes}
+    return {change.key: _derived_explanation(change, text) for change in changes}
 
 
 def _floor(related: float) -> str:
@@ -277,7 +278,7 @@ def _how(changes: Sequence[MatrixChange]) -> str:
     return f"pruned, {share} % of the values are zero, small ones, and all others equal"
 
 
-def _experts(changes: Sequence[MatrixChange]) -> str:
+def _differing_experts(changes: Sequence[MatrixChange]) -> str:
     """Say which experts of each layer differ."""
     found: dict[int | None, set[int]] = {}
     for change in changes:
@@ -311,13 +312,14 @@ def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
     return own == whole and len(own) >= FEW
 
 
-def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Finding:
+def _derived_explanation(change: MatrixChange, text: str, cause: str = "derived") -> Finding:
+    """Return the explanation of a matrix that training changed."""
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
     return make_finding(cause, (change.key,), (text, line), change.size, None, None)
 
 
-def _merged(
+def _merge_explanations(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[MatrixChange]
 ) -> dict[str, Finding]:
     """Return the explanation of differences of low rank: of all targets, or of some only."""
@@ -330,10 +332,11 @@ def _merged(
     size = f"{sizes[0]:.2g} to {sizes[-1]:.2g} of the norm"
     if keys == targets:
         text = (
-            f"B - A has {rank} in every {named(in_order)}, {size}, and nothing else of the kind "
+            f"B - A has {rank} in every {short_keys(in_order)}, {size}, and nothing else of "
+            f"the kind "
             "differs: an adapter was merged into one side (or once more than into the other)"
         )
-        return {change.key: _derived(change, text, "lora_merge") for change in low}
+        return {change.key: _derived_explanation(change, text, "lora_merge") for change in low}
     for label in ("b", "a"):
         shards = _shards(pairs, targets, label)
         own = {shard for key in keys for shard in shards[key]}
@@ -344,14 +347,15 @@ def _merged(
                 f"{', '.join(sorted(own))}, and is zero in {', '.join(sorted(others))}: an adapter "
                 "was merged into one side's shard only"
             )
-            return {change.key: _partly(change, text, True) for change in low}
+            return {change.key: _partial_merge_explanation(change, text, True) for change in low}
     left = sorted(targets - keys)
     sure = _run_of_layers(targets, keys)
     text = (
-        f"B - A has {rank}, {size}, in {named(sorted(keys))}, and is zero in {named(left)}: an "
+        f"B - A has {rank}, {size}, in {short_keys(sorted(keys))}, and is zero in "
+        f"{short_keys(left)}: an "
         "adapter merged into some of its targets, or made for these alone"
     )
-    return {change.key: _partly(change, text, sure) for change in low}
+    return {change.key: _partial_merge_explanation(change, text, sure) for change in low}
 
 
 def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
@@ -368,7 +372,8 @@ def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
     return whole == touched and whole in (every[: len(whole)], every[-len(whole) :])
 
 
-def _partly(change: MatrixChange, text: str, sure: bool) -> Finding:
+def _partial_merge_explanation(change: MatrixChange, text: str, sure: bool) -> Finding:
+    """Return the explanation of a merge that took only some targets."""
     line = f"rank {change.rank}, {change.size:.3g} of the norm"
     return make_finding(
         "partial_merge", (change.key,), (text, line), change.size, 0.0, None, confirmed=sure
@@ -400,7 +405,7 @@ def _with_vectors(
         for row in rows
         if row.shape_a is not None and len(row.shape_a) == 1 and row.shape_a == row.shape_b
     ]
-    open_ = [row for row in vectors if _open(row)]
+    open_ = [row for row in vectors if _is_unexplained_float(row)]
     keys = [row.key for row in open_]
     every = {row.key for row in vectors}
     whole = _whole_part(every, [key for key in keys if split_key(key)[0] is not None])
@@ -414,9 +419,9 @@ def _with_vectors(
     text = (
         f"{len(changes)} vectors differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} of their norm, and "
         f"belong to those of the other side (correlation {_floor(min(c.related for c in changes))}"
-        f"): trained further: {named(keys)} alone"
+        f"): trained further: {short_keys(keys)} alone"
     )
-    return {change.key: _derived(change, text) for change in changes}
+    return {change.key: _derived_explanation(change, text) for change in changes}
 
 
 def _vector_change(pair: TensorPair) -> MatrixChange | None:
@@ -442,7 +447,7 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
     return MatrixChange(pair.key, 0, size, related, plain)
 
 
-def _vectors(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
+def _vector_explanations(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
     """Return the same explanation for the vectors that differ and that nothing explains."""
     return {
         row.key: replace(
@@ -452,7 +457,7 @@ def _vectors(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
             residual_before=None if row.stats is None else row.stats.rel_l2,
         )
         for row in rows
-        if row.shape_a is not None and len(row.shape_a) == 1 and _open(row)
+        if row.shape_a is not None and len(row.shape_a) == 1 and _is_unexplained_float(row)
     }
 
 

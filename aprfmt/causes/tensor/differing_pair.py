@@ -10,10 +10,10 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.tensor.guess import Guess, Take
-from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.nonfinite import Census, NonFinite
-from aprfmt.measure.numbers import wide
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
@@ -67,11 +67,16 @@ class Extent:
         return self.low >= self.high
 
 
-class Unequal:
+class DifferingPair:
     """Two tensors of one role and shape, with their context."""
 
     def __init__(
-        self, key: str, a: Reader, b: Reader, context: "PairContext", shape: tuple[int, ...] = ()
+        self,
+        key: str,
+        a: RowReader,
+        b: RowReader,
+        context: "PairContext",
+        shape: tuple[int, ...] = (),
     ) -> None:
         self.key, self.a, self.b, self.context = key, a, b, context
         self.shape = shape or a.shape
@@ -144,7 +149,7 @@ class Unequal:
 
     def slack(self, *, moved: bool = True) -> float:
         """Return the relative distance up to which values of this pair count as equal."""
-        return noise(self.a.encoding, self.b.encoding, moved=moved)
+        return pair_noise(self.a.encoding, self.b.encoding, moved=moved)
 
     def windows(self, rows: "Array | None") -> "Iterator[Array]":
         """Yield row numbers in windows of WINDOW elements; mapped pages are then released."""
@@ -169,7 +174,7 @@ class Unequal:
         odd = Census()
         extent = Extent(), Extent()
         for index in self.windows(rows):
-            x, y = wide(left(index)), wide(right(index))
+            x, y = to_float64(left(index)), to_float64(right(index))
             odd.add(x.reshape(-1), y.reshape(-1))
             differs = (x != y) & ~(np.isnan(x) & np.isnan(y))
             finite = np.isfinite(x) & np.isfinite(y)
@@ -184,7 +189,7 @@ class Unequal:
                     for total, part in ((dd, delta), (ll, x), (rr, y))
                 )
             if slack and delta.shape[1] >= STRAY_COLUMNS:
-                stray += _stray(delta, x, y, slack)
+                stray += _count_stray_rows(delta, x, y, slack)
             changed, count = changed + int(differs.sum()), count + differs.size
             largest = max(largest, float(np.abs(delta).max(initial=0.0)))
         norm = max(ll, rr)
@@ -252,7 +257,7 @@ class Unequal:
         return list(found)
 
 
-def _stray(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
+def _count_stray_rows(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
     """Count rows further apart than STRAY slacks of their norm (or of 1/100 of the whole norm)."""
     away = np.einsum("ij,ij->i", delta, delta)
     own = np.maximum(np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->i", y, y))
@@ -262,7 +267,7 @@ def _stray(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
 
 def row_distances(x: "Array", y: "Array") -> "Array":
     """Return ||x-y|| / max(||x||, ||y||) of every row (float64); infinite if it is not finite."""
-    x, y = wide(x), wide(y)
+    x, y = to_float64(x), to_float64(y)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore", over="ignore"):
         delta = np.where(same, 0.0, x - y)

@@ -18,24 +18,24 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.registry import offered_items
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.context import NotTried, PairContext
-from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
+from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
 from aprfmt.causes.tensor.guess import Group, Guess, JointHypothesis, Take
-from aprfmt.causes.tensor.other_tensors import renamed
+from aprfmt.causes.tensor.other_tensors import explain_renamed
 from aprfmt.causes.tensor.proof import made_on, make_finding, prove_guess
-from aprfmt.causes.tensor.stored_bytes import SIXTEEN, swapped
+from aprfmt.causes.tensor.stored_bytes import SIXTEEN, take_byte_swapped
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import wide
+from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import TensorDiff
-from aprfmt.measure.row_reader import Computed, Reader, SomeRows
+from aprfmt.measure.row_reader import ComputedRows, RowReader, SelectedRows
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
-__all__ = ["PairContext", "explain_pair", "explained"]
+__all__ = ["PairContext", "explain_pair", "explain_pairs"]
 
 TRIED = 6  # guesses applied to whole tensors, per pair
 PART = 0.5  # at most this share of rows differs: then they are also examined alone
@@ -55,23 +55,24 @@ def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Findi
     do not differ. Raises AprfmtError for a tensor that cannot be read.
     """
     with np.errstate(all="ignore"):  # misread values may overflow
-        return _explain(a, b, context, key)
+        return _explain_differing(a, b, context, key)
 
 
-def _explain(a: View, b: View, context: PairContext, key: str) -> Finding | None:
-    first, second = Reader(a), Reader(b)
+def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Finding | None:
+    """Return the explanation of a pair by its bytes, then by its values."""
+    first, second = RowReader(a), RowReader(b)
     if not first.size or not second.size:
         return None
-    case = Unequal(key or a.name, first, second, context)
+    case = DifferingPair(key or a.name, first, second, context)
     if a.shape != b.shape:
-        shaped = _tried(case, shapes=True)
+        shaped = _try_hypotheses(case, shapes=True)
         return None if shaped is None else shaped[0]
     if not case.before.changed:
         return None
-    return _with_numbers(case, _of_values(case))
+    return _with_nonfinite(case, _explain_values(case))
 
 
-def _with_numbers(case: Unequal, found: Finding | None) -> Finding | None:
+def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | None:
     """Add the places where only one side is not finite to an explanation.
 
     NaN and infinities are explained only by a transformation that gives exactly the same bits or
@@ -110,25 +111,32 @@ def _with_numbers(case: Unequal, found: Finding | None) -> Finding | None:
     return make_finding("nonfinite", (case.key,), says, before, after, None, confirmed=equal)
 
 
-def _of_values(case: Unequal) -> Finding | None:
-    found = _tried(case)
+def _explain_values(case: DifferingPair) -> Finding | None:
+    """Return the explanation of a pair by its values, its rows, or two defects."""
+    found = _try_hypotheses(case)
     if found is None or not found[0].confirmed:
-        part = _of_part(case)
+        part = _explain_rows(case)
         vague = found is None or found[0].cause == "stale_tensor"
         found = part if part is not None and (vague or part[0].confirmed) else found
     if found is not None and found[0].confirmed:
         return found[0]
-    return _compound(case, found) or _reread(case) or (None if found is None else found[0])
+    return (
+        _explain_remainder(case, found)
+        or _explain_reread(case)
+        or (None if found is None else found[0])
+    )
 
 
 Tried = tuple[Finding, Guess | None]
 
 
-def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried | None:
+def _try_hypotheses(
+    case: DifferingPair, *, shapes: bool = False, part: bool = False
+) -> Tried | None:
     """Try all rows of the table; return the first confirmed guess, else the first likely one."""
     likely: Tried | None = None
     budget = TRIED
-    for guess in _guesses(case, shapes, part):
+    for guess in _guesses_of_table(case, shapes, part):
         if isinstance(guess, Finding):
             if guess.confirmed:
                 return guess, None
@@ -138,7 +146,7 @@ def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried 
             if not case.holds_on_sample(guess) or not budget:
                 continue  # no more passes; what was found without one may still be said
             budget -= 1
-            found = _confirmed(case, guess, shapes)
+            found = _confirm_guess(case, guess, shapes)
         except AprfmtError as error:
             case.context.leave((guess.cause,), case.key, error)
             continue
@@ -149,7 +157,8 @@ def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried 
     return likely
 
 
-def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Finding]:
+def _guesses_of_table(case: DifferingPair, shapes: bool, part: bool) -> Iterator[Guess | Finding]:
+    """Yield the guesses of the rows of the table that fit this pair."""
     from aprfmt.causes.tensor.table import TABLE
 
     long = case.a.columns == 1 and case.a.rows > LONG
@@ -163,7 +172,7 @@ def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Findin
                 case.context.leave(row.causes, case.key, error)
 
 
-def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Finding | None:
+def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding | None:
     """Apply a guess to the whole tensors (or its rows); None if the distance hardly improves."""
     after = case.distance(guess.left, guess.right, guess.rows, guess.slack)
     before = None if shapes else case.before.relative
@@ -193,7 +202,7 @@ def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Finding | None:
     return make_finding(guess.cause, where, says, before, after.relative, proof, confirmed=equal)
 
 
-def _of_part(case: Unequal) -> Tried | None:
+def _explain_rows(case: DifferingPair) -> Tried | None:
     """Explain only the rows that differ, if they are few."""
     if case.a.columns == 1:
         return None
@@ -203,9 +212,11 @@ def _of_part(case: Unequal) -> Tried | None:
     rows = case.changed_rows
     if not 0 < len(rows) <= min(PART * case.a.rows, PART_ROWS):
         return None
-    part = Unequal(case.key, SomeRows(case.a, rows), SomeRows(case.b, rows), case.context)
+    part = DifferingPair(
+        case.key, SelectedRows(case.a, rows), SelectedRows(case.b, rows), case.context
+    )
     part.numbers, part.known = rows, False
-    found = _tried(part, part=True)
+    found = _try_hypotheses(part, part=True)
     if found is None:
         return None
     shown = ", ".join(str(i) for i in rows[:6].tolist()) + (" ..." if len(rows) > 6 else "")
@@ -213,14 +224,14 @@ def _of_part(case: Unequal) -> Tried | None:
     return replace(found[0], evidence=evidence, residual_before=case.before.relative), None
 
 
-def _compound(case: Unequal, found: Tried | None) -> Finding | None:
+def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | None:
     """Explain the rest that a helpful guess leaves; the evidence then has both causes."""
     if found is None or found[1] is None:
         return None
     rest = remainder(case, found[1])
     if rest is None or not rest.before.changed:
         return None
-    second = _tried(rest) or _of_part(rest)
+    second = _try_hypotheses(rest) or _explain_rows(rest)
     if second is None or not second[0].confirmed:
         return None
     said = (*found[0].evidence, f"then {second[0].cause}:", *second[0].evidence)
@@ -235,12 +246,12 @@ def _compound(case: Unequal, found: Tried | None) -> Finding | None:
     )
 
 
-def _reread(case: Unequal) -> Finding | None:
+def _explain_reread(case: DifferingPair) -> Finding | None:
     """Explain a side's bytes read as another type, together with moved elements."""
     if case.before.relative < DENSE:
         return None
     for cause, text, reread in rereadings(case):
-        found = _tried(reread)
+        found = _try_hypotheses(reread)
         if found is not None and found[0].confirmed and found[0].cause not in REREAD:
             return replace(
                 found[0],
@@ -253,7 +264,7 @@ def _reread(case: Unequal) -> Finding | None:
     return None
 
 
-def explained(
+def explain_pairs(
     a: Model,
     b: Model,
     base: Model | None,
@@ -275,13 +286,13 @@ def explained(
             if tried.enough(row):
                 late.append(i)
                 continue
-            made[i] = _alone(context, pair, row)
+            made[i] = _explain_alone(context, pair, row)
             tried.add(made[i])
-        made = _together(context, pairs, made)
+        made = _explain_together(context, pairs, made)
         left = [i for i in late if made[i].explanation is None]
         for i in left:
-            made[i] = _alone(context, pairs[i], made[i])
-        made = _together(context, pairs, made) if left else made
+            made[i] = _explain_alone(context, pairs[i], made[i])
+        made = _explain_together(context, pairs, made) if left else made
     return made, context.not_tried
 
 
@@ -307,14 +318,14 @@ class FailedAttempts:
             self.vain[split_key(row.key)[1]] += 1
 
 
-def _alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> TensorDiff:
+def _explain_alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> TensorDiff:
     """Return a record with what explains its pair alone."""
     found = None
     try:
         if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and pair.a and pair.b:
             found = explain_pair(pair.a, pair.b, context, row.key)
         elif row.verdict in ("ONLY_IN_A", "ONLY_IN_B"):
-            found = renamed(row.key, row.verdict[-1].lower(), context)
+            found = explain_renamed(row.key, row.verdict[-1].lower(), context)
     except AprfmtError as error:  # the pair itself is no longer readable
         context.leave((), row.key, error)
     pair.drop()
@@ -324,7 +335,7 @@ def _alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> TensorDif
     return replace(row, explanation=found, cause=cause)
 
 
-def _together(
+def _explain_together(
     context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records with what explains several tensors at once."""
@@ -371,10 +382,10 @@ def not_tried_lines(not_tried: Sequence[NotTried]) -> list[str]:
     return said
 
 
-class Transformed(Computed):
+class Transformed(ComputedRows):
     """A transformed tensor; it has values but no stored bytes."""
 
-    def __init__(self, like: Reader, take: Take) -> None:
+    def __init__(self, like: RowReader, take: Take) -> None:
         super().__init__(like.side)
         self.rows, self.columns, self.shape = like.rows, like.columns, like.shape
         self._take = take
@@ -384,17 +395,17 @@ class Transformed(Computed):
         return self._take(np.asarray(index))
 
 
-def remainder(case: Unequal, guess: Guess) -> Unequal | None:
+def remainder(case: DifferingPair, guess: Guess) -> DifferingPair | None:
     """Return the pair after applying a guess; None if the guess concerns only some rows."""
     if guess.rows is not None or case.a.shape != case.b.shape:
         return None
     a, b = Transformed(case.a, guess.left), Transformed(case.b, guess.right)
-    rest = Unequal(case.key, a, b, case.context)
+    rest = DifferingPair(case.key, a, b, case.context)
     rest.numbers, rest.known = case.numbers, False
     return rest
 
 
-def rereadings(case: Unequal) -> Iterator[tuple[str, str, Unequal]]:
+def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
     """Yield (cause, sentence, case) of one side's bytes read as another type or byte order.
 
     Only if the values then have about the other side's size, and did not before.
@@ -408,7 +419,7 @@ def rereadings(case: Unequal) -> Iterator[tuple[str, str, Unequal]]:
             (
                 "endianness",
                 f"{label} has every {row.type_size}-byte value in the other byte order",
-                swapped(side, True),
+                take_byte_swapped(side, True),
             )
         ]
         if side.encoding in SIXTEEN:
@@ -426,18 +437,18 @@ def rereadings(case: Unequal) -> Iterator[tuple[str, str, Unequal]]:
                 continue
             made = Transformed(side, take)
             a, b = (other, made) if label == "B" else (made, other)
-            reread = Unequal(case.key, a, b, case.context)
+            reread = DifferingPair(case.key, a, b, case.context)
             reread.known = False
             yield cause, text, reread
 
 
-def _labelled(side: Reader, name: str) -> Take:
+def _labelled(side: RowReader, name: str) -> Take:
     return lambda rows: side.decoded(side.raw(rows), name)
 
 
 def _size(values: "Array") -> float:
     """Return the root mean square; 0 if a value is not finite."""
-    values = wide(values)
+    values = to_float64(values)
     if not np.isfinite(values).all() or not values.size:
         return 0.0
     with np.errstate(over="ignore"):

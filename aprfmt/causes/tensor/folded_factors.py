@@ -19,7 +19,7 @@ from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.encoding_noise import UNIT, noise
+from aprfmt.measure.encoding_noise import UNIT, pair_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof
 from aprfmt.measure.records import TensorDiff
@@ -81,7 +81,7 @@ SCALES = (
 
 
 @dataclass
-class Layer:
+class LayerTensors:
     """The tensors of a layer: values of both sides by role, and A's with the folds made."""
 
     context: PairContext
@@ -109,7 +109,7 @@ class Layer:
         """Return the relative distance that counts as equal, after two roundings."""
         pair = self.pairs[self.start + role]
         assert pair.a is not None and pair.b is not None
-        return 2 * noise(pair.a.encoding, pair.b.encoding, moved=False) + LEAST
+        return 2 * pair_noise(pair.a.encoding, pair.b.encoding, moved=False) + LEAST
 
     def blocked(self, role: str) -> bool:
         """Say whether either side is stored in another encoding than plain floats."""
@@ -179,22 +179,24 @@ def layers(
         f"L{layer}.": None for key in rows for layer, _ in [split_key(key)] if layer is not None
     }
     for start in starts:
-        if any(row.unexplained(ALONE) for key, row in rows.items() if _home(key) == start):
-            yield partial(_open_in_layer, Layer(context, start, pairs), rows)
+        if any(row.unexplained(ALONE) for key, row in rows.items() if _layer_of_key(key) == start):
+            yield partial(_open_in_layer, LayerTensors(context, start, pairs), rows)
 
 
-def _open_in_layer(layer: Layer, rows: Mapping[str, TensorDiff]) -> dict[str, Finding]:
-    found = _of_layer(layer)
+def _open_in_layer(layer: LayerTensors, rows: Mapping[str, TensorDiff]) -> dict[str, Finding]:
+    found = _explain_layer(layer)
     return {key: one for key, one in found.items() if rows[key].unexplained(ALONE)}
 
 
-def _home(key: str) -> str:
+def _layer_of_key(key: str) -> str:
+    """Return the layer prefix of a key."""
     layer, _ = split_key(key)
     return "" if layer is None else f"L{layer}."
 
 
-def _of_layer(layer: Layer) -> dict[str, Finding]:
-    folds = [*_norms(layer), *_rows(layer)]
+def _explain_layer(layer: LayerTensors) -> dict[str, Finding]:
+    """Return the explanations of a layer's tensors by moved factors."""
+    folds = [*_norm_folds(layer), *_row_folds(layer)]
     found: dict[str, Finding] = {}
     for fold in folds:
         roles = (*fold.sources, *fold.readers)
@@ -202,20 +204,28 @@ def _of_layer(layer: Layer) -> dict[str, Finding]:
             layer.apart(role, layer.folded[role]) <= 1 for role in roles
         )
         if good:
-            found |= _partial(layer, fold) if fold.kept else _equal(layer, fold, roles)
-    found |= _kept(layer, {role for fold in folds for role in fold.sources}) if not found else {}
+            found |= (
+                _partial_explanations(layer, fold)
+                if fold.kept
+                else _equal_explanations(layer, fold, roles)
+            )
+    found |= (
+        _kept_norm_explanations(layer, {role for fold in folds for role in fold.sources})
+        if not found
+        else {}
+    )
     return found
 
 
-def _norms(layer: Layer) -> Iterator[Fold]:
+def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
     """Divide what reads a norm by the change of the norm, and yield the folds."""
-    for norm, readers in _readers(layer):
+    for norm, readers in _norm_readers(layer):
         weight = f"{norm}.weight"
         if not layer.has(weight):
             continue
-        a, b = _gains(layer, weight)
+        a, b = _norm_gains(layer, weight)
         factor = np.where((a == 0) & (b == 0), 1.0, b / np.where(a == 0, 1.0, a))
-        if not factor.all() or not _moved(layer, weight, factor):
+        if not factor.all() or not _moved_by_factor(layer, weight, factor):
             continue
         sources = [weight]
         if layer.has(f"{norm}.bias"):
@@ -231,16 +241,17 @@ def _norms(layer: Layer) -> Iterator[Fold]:
         for role in chosen:
             if role not in kept:
                 layer.folded[role] = layer.folded[role] / factor
-        one = max(_away(a), 0.0) < 1e-3 or max(_away(b), 0.0) < 1e-3
+        one = max(_distance_from_one(a), 0.0) < 1e-3 or max(_distance_from_one(b), 0.0) < 1e-3
         cause = "norm_folded" if one else "scales_folded"
         yield Fold(tuple(sources), tuple(r for r in chosen if r not in kept), cause, kept)
 
 
-def _away(gain: "Array") -> float:
+def _distance_from_one(gain: "Array") -> float:
+    """Return how far a gain is from 1."""
     return float(np.abs(gain - 1).max(initial=0.0))
 
 
-def _readers(layer: Layer) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _norm_readers(layer: LayerTensors) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (norm, what reads it) of this layer, or of what stands behind all layers."""
     model = layer.context.models["a"]
     if not layer.start:
@@ -254,17 +265,18 @@ def _readers(layer: Layer) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield norm, readers if own or norm != "attn_norm" else (*readers, *MLP)
 
 
-def _gains(layer: Layer, weight: str) -> "tuple[Array, Array]":
+def _norm_gains(layer: LayerTensors, weight: str) -> "tuple[Array, Array]":
     """Return both sides' factors of a norm: 1 + w where the block adds one."""
     plus = layer.context.models["a"].spec.block.norm_offset
     return (layer.a[weight].astype(np.float64) + plus, layer.b[weight].astype(np.float64) + plus)
 
 
-def _moved(layer: Layer, role: str, factor: "Array") -> bool:
+def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array") -> bool:
+    """Return whether a role's values changed by a factor."""
     return bool(np.abs(factor - 1).max(initial=0.0) > STRAY * layer.slack(role))
 
 
-def _rows(layer: Layer) -> Iterator[Fold]:
+def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
     """Multiply rows by what they changed by, the reader's columns by the inverse; yield these."""
     hyper, block = layer.context.hyper[0], layer.context.models["a"].spec.block
     for first, second in LINEAR:
@@ -279,9 +291,9 @@ def _rows(layer: Layer) -> Iterator[Fold]:
         x, y = layer.folded[rows].astype(np.float64), layer.b[rows].astype(np.float64)
         square = (x * x).sum(-1)
         factor = np.where(square > 0, (x * y).sum(-1) / np.where(square > 0, square, 1), 1.0)
-        if not factor.all() or not _moved(layer, rows, factor):
+        if not factor.all() or not _moved_by_factor(layer, rows, factor):
             continue
-        back = _spread(layer, factor, reader) if attention else factor
+        back = _spread_factor(layer, factor, reader) if attention else factor
         if back is None or back.shape[-1] != layer.a[reader].shape[-1]:
             continue
         sources = [rows]
@@ -293,7 +305,7 @@ def _rows(layer: Layer) -> Iterator[Fold]:
         yield Fold(tuple(sources), (reader,), "scales_folded")
 
 
-def _spread(layer: Layer, factor: "Array", reader: str) -> "Array | None":
+def _spread_factor(layer: LayerTensors, factor: "Array", reader: str) -> "Array | None":
     """Return v's factors at the columns of the output product: every query head's of its group."""
     hyper = layer.context.hyper[0]
     heads, kv = int(hyper["n_heads"]), int(hyper["n_kv_heads"])
@@ -302,7 +314,9 @@ def _spread(layer: Layer, factor: "Array", reader: str) -> "Array | None":
     return np.repeat(factor.reshape(kv, -1), heads // kv, 0).reshape(-1)
 
 
-def _equal(layer: Layer, fold: Fold, roles: Sequence[str]) -> dict[str, Finding]:
+def _equal_explanations(
+    layer: LayerTensors, fold: Fold, roles: Sequence[str]
+) -> dict[str, Finding]:
     """Return the explanation of every tensor of a fold that is undone everywhere."""
     text = NORMS if fold.cause == "norm_folded" else SCALES
     source, readers = fold.sources[0], ", ".join(fold.readers)
@@ -321,7 +335,7 @@ def _equal(layer: Layer, fold: Fold, roles: Sequence[str]) -> dict[str, Finding]
     }
 
 
-def _partial(layer: Layer, fold: Fold) -> dict[str, Finding]:
+def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]:
     """Return the explanation of a fold that some readers undo and others do not."""
     text = (
         f"factors were moved out of {fold.sources[0]} into {', '.join(fold.readers)}, but not into "
@@ -340,15 +354,15 @@ def _partial(layer: Layer, fold: Fold) -> dict[str, Finding]:
     }
 
 
-def _kept(layer: Layer, changed: set[str]) -> dict[str, Finding]:
+def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str, Finding]:
     """Return the explanation of products that hold a norm's weights, while the norm kept them."""
     found: dict[str, Finding] = {}
-    for norm, readers in _readers(layer):
+    for norm, readers in _norm_readers(layer):
         weight = f"{norm}.weight"
         if weight in changed or not layer.has(weight) or layer.apart(weight, layer.a[weight]) > 1:
             continue
-        gain, _ = _gains(layer, weight)
-        if not gain.all() or not _moved(layer, weight, gain):
+        gain, _ = _norm_gains(layer, weight)
+        if not gain.all() or not _moved_by_factor(layer, weight, gain):
             continue
         for label, factor in (("B", gain), ("A", 1 / gain)):
             chosen = [f"{role}.weight" for role in readers if layer.has(f"{role}.weight")]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.measure.encoding_noise import noise
-from aprfmt.measure.numbers import wide
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.encoding_noise import pair_noise
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -33,59 +33,67 @@ RELATED = 0.1  # two trainings have a lower correlation of values, and of magnit
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignVerdict:
     """Whether a tensor is a different one, and the reason for or against it."""
 
     sure: bool
     says: str
 
 
-def foreign(first: Reader, second: Reader) -> Foreign:
+def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
     """Compare two tensors of one role. Raises AprfmtError if one cannot be read."""
     if first.shape != second.shape or not first.size:
-        return Foreign(False, "the shapes differ")
+        return ForeignVerdict(False, "the shapes differ")
     for label, side, other in (("B", second, first), ("A", first, second)):
-        value = _constant(side)
-        if value is not None and _constant(other) is None:
-            return Foreign(True, f"{label} holds {value + 0.0:g} everywhere: it was never filled")
-    x, y = _values(first), _values(second)
+        value = _constant_value(side)
+        if value is not None and _constant_value(other) is None:
+            return ForeignVerdict(
+                True, f"{label} holds {value + 0.0:g} everywhere: it was never filled"
+            )
+    x, y = _sample_values(first), _sample_values(second)
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        return Foreign(False, "values are not finite: damage")
+        return ForeignVerdict(False, "values are not finite: damage")
     if x.size < LEAST:
-        return Foreign(False, f"{x.size} values are too few to tell another tensor from damage")
-    drawn = _drawn(y)
+        return ForeignVerdict(
+            False, f"{x.size} values are too few to tell another tensor from damage"
+        )
+    drawn = _initial_distribution(y)
     sizes = [float(np.sqrt(np.mean(values**2))) for values in (x, y)]
     ratio = sizes[1] / sizes[0] if sizes[0] else float("inf")
     if not SIZES[0] <= ratio <= SIZES[1] and not (drawn and ratio < 1):
-        return Foreign(False, f"B's values are {ratio:.3g} times as large as A's: damage as well")
+        return ForeignVerdict(
+            False, f"B's values are {ratio:.3g} times as large as A's: damage as well"
+        )
     spreads = [np.quantile(np.abs(v), QUANTILES) / s for v, s in zip((x, y), sizes, strict=True)]
     apart = spreads[1] / np.maximum(spreads[0], 1e-30)
     if not drawn and not bool(((apart >= SPREADS[0]) & (apart <= SPREADS[1])).all()):
-        return Foreign(False, "B's values are spread unlike A's: damage as well")
+        return ForeignVerdict(False, "B's values are spread unlike A's: damage as well")
     limit = RELATED + 4 / x.size**0.5
-    values, magnitudes = _correlation(x, y), _correlation(*(_sizes(v) for v in (x, y)))
+    values, magnitudes = _correlation(x, y), _correlation(*(_centred_magnitudes(v) for v in (x, y)))
     if abs(values) > limit or abs(magnitudes) > limit:
-        return Foreign(
+        return ForeignVerdict(
             False,
             f"B's values are related to A's (correlation {values:.2g}, of their sizes "
             f"{magnitudes:.2g}): an earlier state of it, or damage",
         )
-    if _rearranged(first, second, x, y):
+    if _same_values_reordered(first, second, x, y):
         if first.encoding == second.encoding:
-            return Foreign(False, "B holds A's values in an order that nothing explains: damage")
-        return Foreign(
+            return ForeignVerdict(
+                False, "B holds A's values in an order that nothing explains: damage"
+            )
+        return ForeignVerdict(
             False,
             f"through {first.encoding} and {second.encoding}, B's values cannot be told from A's "
             "in another order: damage as well",
         )
     if drawn and ratio < SIZES[0]:
-        return Foreign(
+        return ForeignVerdict(
             True,
             f"B's values are {drawn}, {ratio:.3g} times the size of A's and not related to them "
             f"(correlation {values:.2g} over {x.size} values): an initialisation that was never "
             "replaced",
         )
-    return Foreign(
+    return ForeignVerdict(
         True,
         "B's values have the size and spread of A's, but no relation to them "
         f"(correlation {values:.2g} over {x.size} values, of their sizes {magnitudes:.2g}; no "
@@ -94,7 +102,7 @@ def foreign(first: Reader, second: Reader) -> Foreign:
     )
 
 
-def _drawn(values: "Array") -> str:
+def _initial_distribution(values: "Array") -> str:
     """Return what distribution values were drawn from, as an initialisation does; "" if none."""
     y = np.sort(values, axis=None)
     if y.size > MOST_SORTED:
@@ -123,7 +131,7 @@ def _erf(x: "Array") -> "Array":
     return found
 
 
-def _windows(reader: Reader, most: int | None = None) -> "Iterator[Array]":
+def _row_windows(reader: RowReader, most: int | None = None) -> "Iterator[Array]":
     """Yield row numbers: all, or evenly spread ones of about `most` values together."""
     rows = np.arange(reader.rows)
     if most is not None and reader.size > most:
@@ -133,23 +141,23 @@ def _windows(reader: Reader, most: int | None = None) -> "Iterator[Array]":
         yield rows[start : start + step]
 
 
-def _constant(reader: Reader) -> float | None:
+def _constant_value(reader: RowReader) -> float | None:
     """Return the value of a constant tensor; None if it is not constant."""
     value: float | None = None
-    for rows in _windows(reader):
-        found = wide(reader.take(rows))
+    for rows in _row_windows(reader):
+        found = to_float64(reader.take(rows))
         value = float(found.flat[0]) if value is None else value
         if not bool((found == value).all()):
             return None
     return None if value is None or not np.isfinite(value) else value
 
 
-def _values(reader: Reader) -> "Array":
+def _sample_values(reader: RowReader) -> "Array":
     """Return values of evenly spread rows (float64 [rows, columns])."""
-    return np.concatenate([wide(reader.take(rows)) for rows in _windows(reader, MOST)])
+    return np.concatenate([to_float64(reader.take(rows)) for rows in _row_windows(reader, MOST)])
 
 
-def _sizes(values: "Array") -> "Array":
+def _centred_magnitudes(values: "Array") -> "Array":
     """Return magnitudes without row and column means, as checkpoints share large dimensions."""
     found = np.abs(values)
     if min(found.shape) < 2:
@@ -164,19 +172,19 @@ def _correlation(x: "Array", y: "Array") -> float:
     return norms.exact_dot(x, y) / norm if norm else 0.0
 
 
-def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
+def _same_values_reordered(a: RowReader, b: RowReader, x: "Array", y: "Array") -> bool:
     """Say whether both have the same values in some order, up to their encodings' error."""
     if a.encoding == b.encoding:
         return _fingerprint(a) == _fingerprint(b)
     x, y = np.sort(x, axis=None), np.sort(y, axis=None)
-    limit = SORTED * noise(a.encoding, b.encoding)
+    limit = SORTED * pair_noise(a.encoding, b.encoding)
     return bool(norms.exact_norm(x - y) <= limit * norms.exact_norm(x))
 
 
-def _fingerprint(reader: Reader) -> int:
+def _fingerprint(reader: RowReader) -> int:
     """Return a hash of all values that does not depend on their order."""
     total = 0
-    for rows in _windows(reader):
+    for rows in _row_windows(reader):
         bits = np.ascontiguousarray(reader.take(rows), np.float32).view(np.uint32)
         mixed = bits.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)

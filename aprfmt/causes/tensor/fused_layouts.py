@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.causes.tensor.permutation import inverse
-from aprfmt.causes.tensor.row_sources import runs
+from aprfmt.causes.tensor.permutation import invert_permutation
+from aprfmt.causes.tensor.row_sources import source_runs
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 SHARDS = (2, 4, 8, 16, 3, 5, 6, 7)  # devices that tensor parallelism cuts a matrix for
 
 
-def described(at: "Array", parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1) -> str:
+def layout_words(
+    at: "Array", parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1
+) -> str:
     """Return in words how rows `at` (numbers of A, at each place of B) stand; "" if not known.
 
     `parts` are names and rows of what was fused; `outer` stacks (experts) repeat them. `kv_heads`
@@ -29,20 +31,23 @@ def described(at: "Array", parts: Sequence[tuple[str, int]], kv_heads: int, oute
     names = " ".join(name for name, _ in parts)
     whole = f"all {', then all '.join(name for name, _ in parts)}"
     if outer == 1:
-        for text, order in orders(parts, kv_heads):
+        for text, order in fused_orders(parts, kv_heads):
             if np.array_equal(at, order):
                 return f"[{names}]: {whole} in A became {text} in B"
-            if np.array_equal(at, inverse(order)):
+            if np.array_equal(at, invert_permutation(order)):
                 return f"[{names}]: {text} in A became {whole} in B"
     else:
-        for text, order in _stacked(parts, kv_heads, outer):
-            for one, first, second in ((order, whole, text), (inverse(order), text, whole)):
+        for text, order in _stacked_orders(parts, kv_heads, outer):
+            for one, first, second in (
+                (order, whole, text),
+                (invert_permutation(order), text, whole),
+            ):
                 if np.array_equal(at, one):
                     return f"[{names}] of each expert: {first} in A became {second} in B"
-    return _turned(at, names) or _in_blocks(at, names)
+    return _rotation_words(at, names) or _block_order_words(at, names)
 
 
-def orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[tuple[str, Array]]":
+def fused_orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[tuple[str, Array]]":
     """Yield (words, order) of every layout but the canonical one."""
     sizes = [size for _, size in parts]
     starts = np.cumsum([0, *sizes]).tolist()
@@ -66,7 +71,7 @@ def orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[tuple[s
             yield f"[{names}] {single if even else grouped}", np.concatenate(cut, 1).reshape(-1)
 
 
-def _stacked(
+def _stacked_orders(
     parts: Sequence[tuple[str, int]], kv_heads: int, outer: int
 ) -> "Iterator[tuple[str, Array]]":
     """Yield layouts inside every one of `outer` stacked tensors; rows are numbered part by part."""
@@ -81,32 +86,32 @@ def _stacked(
         ],
         axis=1,
     )
-    places = inverse(rows.reshape(-1))
-    for text, order in orders(inner, kv_heads):
+    places = invert_permutation(rows.reshape(-1))
+    for text, order in fused_orders(inner, kv_heads):
         moved = rows[:, order].reshape(outer * count)
         yield text, moved[places]
 
 
-def _turned(at: "Array", names: str) -> str:
+def _rotation_words(at: "Array", names: str) -> str:
     """Return the rotation in words; "" if nothing is rotated."""
     n = len(at)
     by = int(at[0])
     if by and np.array_equal(at, (np.arange(n) + by) % n):
-        return f"[{names}]: {rotation(by, n)}"
+        return f"[{names}]: {rotation_text(by, n)}"
     return ""
 
 
-def rotation(by: int, count: int, one: str = "row") -> str:
+def rotation_text(by: int, count: int, one: str = "row") -> str:
     """Return a rotation in words; `by` is the number of the first row."""
     by = by if by <= count // 2 else by - count
     half = "; the halves are exchanged" if 2 * abs(by) == count else ""
     return f"rotated by {by}: {one} i of B is {one} i{by:+d} of A, {abs(by)} come round{half}"
 
 
-def _in_blocks(at: "Array", names: str) -> str:
+def _block_order_words(at: "Array", names: str) -> str:
     """Return an order of whole blocks, "" if single rows are scattered."""
     size = 0
-    for first, source, length in runs(at):
+    for first, source, length in source_runs(at):
         size = gcd(size, gcd(gcd(first, source), length))
     if size < 2:
         return ""

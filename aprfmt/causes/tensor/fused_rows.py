@@ -17,15 +17,15 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import fused_layouts
 from aprfmt.causes.tensor.context import PairContext
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.permutation import FOUND
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
-from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
+from aprfmt.causes.tensor.row_sources import JoinedRows, find_sources, source_runs
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import TensorDiff
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -81,23 +81,24 @@ def families(
     layers = sorted({layer for key in rows for layer, _ in [split_key(key)] if layer is not None})
     for family in FAMILIES:
         for layer in layers:
-            yield partial(_of_layer, context, pairs, rows, family, layer)
+            yield partial(_explain_layer, context, pairs, rows, family, layer)
 
 
-def _of_layer(
+def _explain_layer(
     context: PairContext,
     pairs: Mapping[str, TensorPair],
     rows: Mapping[str, TensorDiff],
     family: FusedRoles,
     layer: int,
 ) -> dict[str, Finding]:
-    weights = _case(context, pairs, family.of("weight"), layer)
-    biases = _case(context, pairs, family.of("bias"), layer)
-    order = _order(context, rows, family, weights)
+    """Return the explanations of a layer's fused tensors whose rows moved."""
+    weights = _joined_pair(context, pairs, family.of("weight"), layer)
+    biases = _joined_pair(context, pairs, family.of("bias"), layer)
+    order = _find_row_order(context, rows, family, weights)
     if order is not None and weights is not None:
-        found = _explained(weights, order, ())
+        found = _order_explanations(weights, order, ())
         apart = biases is not None and any(
-            rows[key].verdict == "DIFFERENT" for key in _keys(biases)
+            rows[key].verdict == "DIFFERENT" for key in _part_keys(biases)
         )
         if biases is None:
             return found
@@ -106,49 +107,55 @@ def _of_layer(
             return {
                 key: replace(row, evidence=(*row.evidence, *note)) for key, row in found.items()
             }
-        alike = _explained(biases, order, ("the biases moved with the weights",))
+        alike = _order_explanations(biases, order, ("the biases moved with the weights",))
         return found | alike
-    order = _order(context, rows, family, biases)
+    order = _find_row_order(context, rows, family, biases)
     if order is None or biases is None:
         return {}
-    return _explained(biases, order, ("only the biases moved: the weights do not show it",))
+    return _order_explanations(
+        biases, order, ("only the biases moved: the weights do not show it",)
+    )
 
 
-def _case(
+def _joined_pair(
     context: PairContext,
     pairs: Mapping[str, TensorPair],
     roles: Sequence[tuple[str, str]],
     layer: int,
-) -> Unequal | None:
+) -> DifferingPair | None:
     """Return the pair of both sides' joined rows; None unless all parts fit together."""
     keys = [f"L{layer}.{role}" for role, _ in roles]
     chosen = [pairs.get(key) for key in keys]
-    readers: list[tuple[Reader, Reader]] = []
+    readers: list[tuple[RowReader, RowReader]] = []
     for pair in chosen:
         if pair is None or pair.a is None or pair.b is None or pair.a.shape != pair.b.shape:
             return None
-        readers.append((Reader(pair.a), Reader(pair.b)))
+        readers.append((RowReader(pair.a), RowReader(pair.b)))
     if len({(row.columns, len(row.shape)) for row, _ in readers}) != 1:
         return None
     first, second = (JoinedRows(keys, [pair[side] for pair in readers]) for side in (0, 1))
-    case = Unequal(keys[0], first, second, context)
+    case = DifferingPair(keys[0], first, second, context)
     case.known = False
     return case
 
 
-def _keys(case: Unequal) -> tuple[str, ...]:
+def _part_keys(case: DifferingPair) -> tuple[str, ...]:
+    """Return the keys of the parts of a joined pair."""
     assert isinstance(case.a, JoinedRows)
     return case.a.keys
 
 
-def _order(
-    context: PairContext, rows: Mapping[str, TensorDiff], family: FusedRoles, case: Unequal | None
+def _find_row_order(
+    context: PairContext,
+    rows: Mapping[str, TensorDiff],
+    family: FusedRoles,
+    case: DifferingPair | None,
 ) -> RowOrder | None:
     """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
-    if case is None or not any(rows[key].unexplained(WEAK) for key in _keys(case)):
+    if case is None or not any(rows[key].unexplained(WEAK) for key in _part_keys(case)):
         return None
     assert isinstance(case.a, JoinedRows)
-    at = sources(case.a, case.b, 0, case.slack())
+    at = find_sources(case.a, case.b, 0, case.slack())
     if at is None or (at < 0).mean() > 1 - FOUND:
         return None
     own = np.arange(len(at))
@@ -159,10 +166,13 @@ def _order(
     after = case.distance(lambda index: case.a.take(at[index]), case.b.take, None, case.slack())
     if not after.equal(case.slack()):
         return None
-    return _named(context, family, case, at)
+    return _name_row_order(context, family, case, at)
 
 
-def _named(context: PairContext, family: FusedRoles, case: Unequal, at: "Array") -> RowOrder | None:
+def _name_row_order(
+    context: PairContext, family: FusedRoles, case: DifferingPair, at: "Array"
+) -> RowOrder | None:
+    """Return the order of a family's rows with its cause and words; None without a name."""
     assert isinstance(case.a, JoinedRows)
     parts = [
         (name, reader.rows)
@@ -173,29 +183,29 @@ def _named(context: PairContext, family: FusedRoles, case: Unequal, at: "Array")
     kv = next(iter(case.sizes("n_kv_heads")), 0) if family.heads else 0
     whole = len(set(at.tolist())) == len(at)
     if whole:
-        if len(set(_crossing(case.a, at))) < 2 and all(
-            _inside(case.a, i, at) for i in range(len(parts))
+        if len(set(_parts_crossed(case.a, at))) < 2 and all(
+            _moves_inside_part(case.a, i, at) for i in range(len(parts))
         ):
             return None  # every part keeps its rows: an order of each alone
-        text = fused_layouts.described(at, parts, kv, outer)
+        text = fused_layouts.layout_words(at, parts, kv, outer)
         if text:
             cause = "row_offset" if ": rotated by" in text else "fused_order"
             return RowOrder(cause, f"the rows of {text}", at)
         text = f"[{' '.join(name for name, _ in parts)}]: the rows stand in another order"
-        return RowOrder("fused_order", text, at, (segments(case.a, at),))
-    by = _slid(case.a, at) if outer == 1 else 0
+        return RowOrder("fused_order", text, at, (segment_words(case.a, at),))
+    by = _cut_shift(case.a, at) if outer == 1 else 0
     if by:
         text = f"cut {abs(by)} row{'s' if abs(by) > 1 else ''} too {'late' if by > 0 else 'early'}"
         return RowOrder(
             "row_offset",
             f"[{' '.join(name for name, _ in parts)}]: {text}",
             at,
-            (segments(case.a, at),),
+            (segment_words(case.a, at),),
         )
     return None
 
 
-def _slid(pool: JoinedRows, at: "Array") -> int:
+def _cut_shift(pool: JoinedRows, at: "Array") -> int:
     """Return k if every part that moved is cut k rows further on; 0 if not."""
     away = at - np.arange(len(at))
     parts = [
@@ -208,7 +218,7 @@ def _slid(pool: JoinedRows, at: "Array") -> int:
     return moved.pop() if len(moved) == 1 else 0
 
 
-def _crossing(pool: JoinedRows, at: "Array") -> list[tuple[int, int]]:
+def _parts_crossed(pool: JoinedRows, at: "Array") -> list[tuple[int, int]]:
     """Return the (part of the place, part of the row) pairs where they are not the same."""
     places = np.searchsorted(pool.starts, np.arange(len(at)), side="right")
     owners = np.searchsorted(pool.starts, at, side="right")
@@ -216,16 +226,17 @@ def _crossing(pool: JoinedRows, at: "Array") -> list[tuple[int, int]]:
     return sorted(set(zip(places[apart].tolist(), owners[apart].tolist(), strict=True)))
 
 
-def _inside(pool: JoinedRows, part: int, at: "Array") -> bool:
+def _moves_inside_part(pool: JoinedRows, part: int, at: "Array") -> bool:
+    """Return whether the rows of a part moved among themselves only."""
     start, stop = pool.starts[part], pool.starts[part + 1]
     here = at[start:stop]
     return bool(((here >= start) & (here < stop)).all())
 
 
-def segments(pool: JoinedRows, at: "Array") -> str:
+def segment_words(pool: JoinedRows, at: "Array") -> str:
     """Return which rows stand where, run by run; runs at their own place are left out."""
     said = []
-    moved = [run for run in runs(at) if run[0] != run[1]]
+    moved = [run for run in source_runs(at) if run[0] != run[1]]
     for first, source, length in moved[:SHOWN]:
         key, row = pool.owner(source)
         there, place = pool.owner(first)
@@ -236,7 +247,9 @@ def segments(pool: JoinedRows, at: "Array") -> str:
     return "rows of B, by those of A: " + "; ".join(said) + more
 
 
-def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[str, Finding]:
+def _order_explanations(
+    case: DifferingPair, order: RowOrder, more: tuple[str, ...]
+) -> dict[str, Finding]:
     """Return an explanation for every part that the order changes; {} if it does not fit."""
     assert isinstance(case.a, JoinedRows) and isinstance(case.b, JoinedRows)
     found: dict[str, Finding] = {}

@@ -9,7 +9,7 @@ from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
-    from aprfmt.causes.tensor.differing_pair import Unequal
+    from aprfmt.causes.tensor.differing_pair import DifferingPair
     from aprfmt.codecs.base import Array
     from aprfmt.measure.alignment import TensorPair
     from aprfmt.measure.records import TensorDiff
@@ -54,7 +54,7 @@ class PairHypothesis:
     """
 
     causes: tuple[str, ...]
-    find: Callable[["Unequal"], "Iterator[Guess | Finding]"]
+    find: Callable[["DifferingPair"], "Iterator[Guess | Finding]"]
     rank: int = LAST
     because: str = "offered by another package"
     shapes: bool = False

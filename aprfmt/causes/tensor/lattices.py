@@ -35,7 +35,7 @@ MOST = 0.98  # share of values at one code from which on a lattice says nothing 
 NARROWEST = 16  # values that a group has at least
 
 
-class Code(NamedTuple):
+class CodeBook(NamedTuple):
     """The entries (ascending) of a code.
 
     `offset` says that a group's smallest value is the entry 0; `full` that groups usually hold the
@@ -54,14 +54,14 @@ class Code(NamedTuple):
         return int(words[2]) if words[1] == "of" else 0
 
 
-class Unit(NamedTuple):
+class StorageUnit(NamedTuple):
     """How much storing may change a value: a share of it, and an absolute least."""
 
     relative: float
     least: float
 
     @classmethod
-    def of(cls, encoding: str) -> "Unit":
+    def of(cls, encoding: str) -> "StorageUnit":
         """Return that of a plain type; decoded blocks are float32."""
         unit = max(UNIT.get(encoding, 0.0), UNIT["F32"])
         return cls(ROUNDINGS * unit, 2.0**-24 if encoding == "F16" else 0.0)
@@ -88,7 +88,7 @@ class Grouping(NamedTuple):
 class FoundScheme:
     """The scheme of a decoded tensor and its lattice; `scales` [cells of rows, of columns]."""
 
-    code: Code
+    code: CodeBook
     grouping: Grouping
     lattice: Lattice
     scales: "Array"
@@ -102,7 +102,7 @@ class FoundScheme:
 
 
 @cache
-def codes() -> tuple[Code, ...]:
+def code_books() -> tuple[CodeBook, ...]:
     """Return every code that is looked for, the smallest first."""
 
     def whole(bits: int) -> "Array":
@@ -113,21 +113,21 @@ def codes() -> tuple[Code, ...]:
         return np.unique(values[np.isfinite(values)])
 
     return (
-        *(Code(f"codes of {bits} bits", whole(bits)) for bits in (2, 3)),
-        Code("E2M1 codes", of(f4.CODEC.values)),
-        Code("codes of 4 bits", whole(4)),
+        *(CodeBook(f"codes of {bits} bits", whole(bits)) for bits in (2, 3)),
+        CodeBook("E2M1 codes", of(f4.CODEC.values)),
+        CodeBook("codes of 4 bits", whole(4)),
         *(
-            Code(f"codes of {bits} bits above a minimum", np.arange(2.0**bits), True)
+            CodeBook(f"codes of {bits} bits above a minimum", np.arange(2.0**bits), True)
             for bits in (2, 4)
         ),
-        Code("NF4 codes", of(nf4.CODEC.code), full=True),
-        Code("FP4 codes", of(fp4.CODEC.code), full=True),
-        Code("IQ4_NL codes", of(iq4_nl.VALUES), full=True),
-        Code("codes of 6 bits", whole(6)),
-        Code("codes of 5 bits above a minimum", np.arange(32.0), True),
-        Code("E5M2 codes", of(fp8.E5M2.values), full=True),
-        Code("E4M3 codes", of(fp8.E4M3.values), full=True),
-        Code("codes of 8 bits", whole(8)),
+        CodeBook("NF4 codes", of(nf4.CODEC.code), full=True),
+        CodeBook("FP4 codes", of(fp4.CODEC.code), full=True),
+        CodeBook("IQ4_NL codes", of(iq4_nl.VALUES), full=True),
+        CodeBook("codes of 6 bits", whole(6)),
+        CodeBook("codes of 5 bits above a minimum", np.arange(32.0), True),
+        CodeBook("E5M2 codes", of(fp8.E5M2.values), full=True),
+        CodeBook("E4M3 codes", of(fp8.E4M3.values), full=True),
+        CodeBook("codes of 8 bits", whole(8)),
     )
 
 
@@ -143,8 +143,11 @@ def groupings(rows: int, columns: int) -> Iterator[Grouping]:
             yield Grouping(1, size)
 
 
-def found(
-    values: "Array", encoding: str, known: Sequence[tuple[Code, Grouping]] = (), search: bool = True
+def find_scheme(
+    values: "Array",
+    encoding: str,
+    known: Sequence[tuple[CodeBook, Grouping]] = (),
+    search: bool = True,
 ) -> FoundScheme | None:
     """Return the scheme that values [rows, columns] were packed in, None where there is none.
 
@@ -154,21 +157,24 @@ def found(
     values = np.asarray(values, np.float64)
     if values.shape[1] < NARROWEST or not np.isfinite(values).all() or not values.any():
         return None
-    unit = Unit.of(encoding)
-    every = ((code, grouping) for code in codes() for grouping in groupings(*values.shape))
+    unit = StorageUnit.of(encoding)
+    every = ((code, grouping) for code in code_books() for grouping in groupings(*values.shape))
     for tried in (known, every if search else ()):
         for code, grouping in tried:
-            if any(_may_be(cell, code, unit) for cell in _sampled(split(values, grouping))):
+            if any(
+                _cell_may_fit(cell, code, unit)
+                for cell in _sample_cells(split_cells(values, grouping))
+            ):
                 few = min(len(values), max(grouping.rows, FEW))
-                if few < len(values) and fitted(values[:few], code, grouping, unit) is None:
+                if few < len(values) and fit_scheme(values[:few], code, grouping, unit) is None:
                     continue
-                made = fitted(values, code, grouping, unit)
+                made = fit_scheme(values, code, grouping, unit)
                 if made is not None:
                     return made
     return None
 
 
-def _sampled(cells: "Array", count: int = CELLS) -> "Array":
+def _sample_cells(cells: "Array", count: int = CELLS) -> "Array":
     """Return a few values of a few cells, the largest and the smallest of each among them."""
     chosen = cells[np.unique(np.linspace(0, len(cells) - 1, count).astype(np.int64))]
     if chosen.shape[1] <= OF_CELL:
@@ -179,44 +185,48 @@ def _sampled(cells: "Array", count: int = CELLS) -> "Array":
     return np.concatenate([*ends, chosen[:, :: chosen.shape[1] // OF_CELL]], axis=1)
 
 
-def _may_be(cell: "Array", code: Code, unit: Unit) -> bool:
+def _cell_may_fit(cell: "Array", code: CodeBook, unit: StorageUnit) -> bool:
     """Say whether one cell [elements] has a scale, by all entries at once."""
     moved = cell - (np.nanmin(cell) if code.offset else 0.0)
     size = np.nan_to_num(np.abs(moved))
     most = moved[int(size.argmax())]
     if not most:
         return False
-    tops, turned = _tops(code)
+    tops, turned = _top_entries(code)
     scale = np.abs(most / tops) if turned else most / tops
     loose = np.full(len(tops), unit.relative * np.nan_to_num(np.abs(cell)).max() * code.offset)
     cells = np.broadcast_to(moved, (len(tops), moved.size))
-    return bool(np.isfinite(_improbable(cells, scale, code, unit, loose)).any())
+    return bool(np.isfinite(_improbability(cells, scale, code, unit, loose)).any())
 
 
-def share(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> float:
+def share_of_fitting_cells(
+    values: "Array", code: CodeBook, grouping: Grouping, unit: StorageUnit
+) -> float:
     """Return the share of a few cells that fit a scheme too well for chance."""
-    chosen = _sampled(split(values, grouping), SOURCE_CELLS)
+    chosen = _sample_cells(split_cells(values, grouping), SOURCE_CELLS)
     return float((_scales(chosen, code, unit)[1] >= TOLD).mean())
 
 
-def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> FoundScheme | None:
+def fit_scheme(
+    values: "Array", code: CodeBook, grouping: Grouping, unit: StorageUnit
+) -> FoundScheme | None:
     """Return the scheme with its scales if nearly all cells of the values fit it."""
-    cells = split(values, grouping)
+    cells = split_cells(values, grouping)
     scales, bits = _scales(cells, code, unit)
     fits = np.isfinite(bits)
     told = bits[fits & (scales != 0)]
     if fits.mean() < ALL or not told.size or np.median(told) < TOLD or told.sum() < ENOUGH:
         return None
-    if _at_rest(cells, scales, code) > MOST:
+    if _share_at_rest(cells, scales, code) > MOST:
         return None
     usual = float(np.median(np.abs(scales[fits & (scales != 0)])))
     scales = np.where(fits & (scales != 0), scales, usual)
-    lattice = _lattice(values, cells, scales, code, grouping)
-    grid = _grid(scales, values.shape, grouping)
+    lattice = _fit_lattice(values, cells, scales, code, grouping)
+    grid = _cell_grid(scales, values.shape, grouping)
     return FoundScheme(code, grouping, lattice, grid, float(fits.mean()), float(told.sum()))
 
 
-def _at_rest(cells: "Array", scales: "Array", code: Code) -> float:
+def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
     """Return the share of values nearest to code 0, or to the minimum: one huge value moves all."""
     moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
     first = np.abs(code.entries[code.entries != 0]).min()
@@ -224,7 +234,7 @@ def _at_rest(cells: "Array", scales: "Array", code: Code) -> float:
     return float(near.sum() / max(1, (~np.isnan(cells)).sum()))
 
 
-def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
+def _scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array", "Array"]:
     """Return the scale of every cell and how improbable its fit is in bits, -inf without a fit.
 
     The entry that a cell's largest value is may be any; the first that all others fit counts.
@@ -236,7 +246,7 @@ def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
         unit.relative * np.nan_to_num(np.abs(cells)).max(1) if code.offset else np.zeros(len(cells))
     )
     scales, told = np.zeros(len(cells)), np.where(most == 0, 0.0, -np.inf)
-    tops, turned = _tops(code)
+    tops, turned = _top_entries(code)
     if code.bits > SMALL and not code.offset:
         # Of many codes a small one is met in nearly every cell: fewer tries than for the largest.
         least = np.where(size > 0, size, np.inf).min(axis=1)
@@ -244,7 +254,7 @@ def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
             todo = np.flatnonzero(np.isneginf(told))
             if not todo.size:
                 break
-            bits = _improbable(moved[todo], least[todo] / entry, code, unit, loose[todo])
+            bits = _improbability(moved[todo], least[todo] / entry, code, unit, loose[todo])
             good = np.isfinite(bits)
             scales[todo[good]] = least[todo[good]] / entry
             told[todo[good]] = bits[good] - np.log2(SMALLEST)
@@ -254,22 +264,22 @@ def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
         if not todo.size:
             break
         scale = np.abs(most[todo] / entry) if turned else most[todo] / entry
-        first = np.isfinite(_improbable(few[todo], scale, code, unit, loose[todo]))
+        first = np.isfinite(_improbability(few[todo], scale, code, unit, loose[todo]))
         todo, scale = todo[first], scale[first]
         if not todo.size:
             continue
-        bits = _improbable(moved[todo], scale, code, unit, loose[todo]) - np.log2(len(tops))
+        bits = _improbability(moved[todo], scale, code, unit, loose[todo]) - np.log2(len(tops))
         good = np.isfinite(bits)
         scales[todo[good]], told[todo[good]] = scale[good], bits[good]
     todo = np.flatnonzero(np.isfinite(told) & (scales != 0) & code.full)
     while todo.size:  # codes that are floats fit a scale of half as well: the largest counts
-        bits = _improbable(moved[todo], 2 * scales[todo], code, unit, loose[todo])
+        bits = _improbability(moved[todo], 2 * scales[todo], code, unit, loose[todo])
         todo = todo[np.isfinite(bits)]
         scales[todo] *= 2
     return scales, told
 
 
-def _tops(code: Code) -> tuple["Array", bool]:
+def _top_entries(code: CodeBook) -> tuple["Array", bool]:
     """Return the entries that a largest value may be, the likeliest first.
 
     The second value says if the code has every entry with both signs: then one is enough.
@@ -281,7 +291,9 @@ def _tops(code: Code) -> tuple["Array", bool]:
     return entries[order[::-1] if code.full else order], turned
 
 
-def _improbable(cells: "Array", scale: "Array", code: Code, unit: Unit, loose: "Array") -> "Array":
+def _improbability(
+    cells: "Array", scale: "Array", code: CodeBook, unit: StorageUnit, loose: "Array"
+) -> "Array":
     """Return for each cell how improbable its fit is, in bits; -inf where it does not fit."""
     entries = code.entries
     at = cells / scale[:, None]
@@ -302,7 +314,7 @@ def _improbable(cells: "Array", scale: "Array", code: Code, unit: Unit, loose: "
 # --- cells ----------------------------------------------------------------------------------------
 
 
-def split(values: "Array", grouping: Grouping) -> "Array":
+def split_cells(values: "Array", grouping: Grouping) -> "Array":
     """Return values [rows, columns] as cells [cells, elements], NaN where a cell sticks out."""
     rows, columns = values.shape
     tall, wide = grouping.rows or rows, grouping.columns or columns
@@ -314,23 +326,24 @@ def split(values: "Array", grouping: Grouping) -> "Array":
     return padded.reshape(down, tall, across, wide).swapaxes(1, 2).reshape(down * across, -1)
 
 
-def spread(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
+def spread_over_cells(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
     """Return one number a cell [cells] as an array of the matrix's shape."""
     rows, columns = shape
     tall, wide = grouping.rows or rows, grouping.columns or columns
-    grid = _grid(cells, shape, grouping)
+    grid = _cell_grid(cells, shape, grouping)
     found: Array = grid.repeat(tall, 0)[:rows].repeat(wide, 1)[:, :columns]
     return found
 
 
-def _grid(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
+def _cell_grid(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
+    """Return cells [cells, elements] as a matrix of a shape again."""
     rows = -(-shape[0] // (grouping.rows or shape[0]))
     found: Array = cells.reshape(rows, -1)
     return found
 
 
-def _lattice(
-    values: "Array", cells: "Array", scales: "Array", code: Code, grouping: Grouping
+def _fit_lattice(
+    values: "Array", cells: "Array", scales: "Array", code: CodeBook, grouping: Grouping
 ) -> Lattice:
     """Return the lattice of a fit: ends are the values that are there."""
     entries = code.entries
@@ -347,5 +360,8 @@ def _lattice(
     down = -(-values.shape[0] // tall)
     back = step.reshape(down, -1, tall, wide).swapaxes(1, 2)
     steps = back.reshape(down * tall, -1)[: values.shape[0], : values.shape[1]]
-    ends = [spread(end(cells, axis=1), values.shape, grouping) for end in (np.nanmin, np.nanmax)]
+    ends = [
+        spread_over_cells(end(cells, axis=1), values.shape, grouping)
+        for end in (np.nanmin, np.nanmax)
+    ]
     return Lattice(steps, *ends)

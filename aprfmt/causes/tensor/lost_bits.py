@@ -13,15 +13,15 @@ import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.encodings import member_places
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.codecs import CODECS
 from aprfmt.measure.bounds import steps
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import steps_between, wide
+from aprfmt.measure.numbers import steps_between, to_float64
 from aprfmt.measure.proofs import Proof
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -30,7 +30,7 @@ CODES = ("qs", "ql", "qh", "hmask")  # members that hold bits of codes and nothi
 UNIFORM = {1: (0x00, 0xFF), 2: (0x00, 0x55, 0xAA, 0xFF), 4: tuple(17 * v for v in range(16))}
 
 
-def lost_bits(case: Unequal) -> Iterator[Finding]:
+def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
     """Find a member of codes that is one byte everywhere, all other members being sound.
 
     With these bits chosen for each value, and nothing else changed, every value is within a step of
@@ -42,14 +42,14 @@ def lost_bits(case: Unequal) -> Iterator[Finding]:
         row = encoding_row(side.encoding)
         if side.encoding not in CODECS or row.block_size == 1 or row.row_layout or row.flat:
             continue
-        places = _places(row.layout)
+        places = _member_bytes(row.layout)
         for name, (start, stop) in places.items():
             bits = 8 * (stop - start) // row.block_size
-            value = _constant(case, side, start, stop, row.type_size)
+            value = _constant_byte(case, side, start, stop, row.type_size)
             if bits not in UNIFORM or value not in UNIFORM[bits]:
                 continue
             alone = len(places) == 1
-            if not alone and not _restored(case, side, other, (start, stop), UNIFORM[bits]):
+            if not alone and not _is_restored(case, side, other, (start, stop), UNIFORM[bits]):
                 continue
             says = [
                 f"member {name} of all {side.encoding} blocks of {label} is 0x{value:02x}: "
@@ -82,12 +82,14 @@ def _digits(lost: int, left: int) -> float:
     return max(left - math.log2(3), lost + left - math.log2(2**lost + 2))
 
 
-def _places(layout: str) -> dict[str, tuple[int, int]]:
+def _member_bytes(layout: str) -> dict[str, tuple[int, int]]:
     """Return the bytes [start, stop) of a block that each member of codes takes."""
     return {name: place for name, place in member_places(layout).items() if name in CODES}
 
 
-def _constant(case: Unequal, side: Reader, start: int, stop: int, size: int) -> int | None:
+def _constant_byte(
+    case: DifferingPair, side: RowReader, start: int, stop: int, size: int
+) -> int | None:
     """Return the byte that a member is in all blocks, None where it is not one."""
     value: int | None = None
     for index in case.windows(None):
@@ -99,8 +101,12 @@ def _constant(case: Unequal, side: Reader, start: int, stop: int, size: int) -> 
     return value
 
 
-def _restored(
-    case: Unequal, side: Reader, other: Reader, place: tuple[int, int], patterns: tuple[int, ...]
+def _is_restored(
+    case: DifferingPair,
+    side: RowReader,
+    other: RowReader,
+    place: tuple[int, int],
+    patterns: tuple[int, ...],
 ) -> bool:
     """Return whether some choice of a member's bits brings every value within a step."""
     size = encoding_row(side.encoding).type_size
@@ -109,11 +115,11 @@ def _restored(
         step = steps(side.encoding, {"": raw.tobytes()}, len(index) * side.columns)
         if step is None:
             return False
-        theirs = wide(other.take(index)).reshape(-1)
+        theirs = to_float64(other.take(index)).reshape(-1)
         nearest: Array | None = None
         for byte in patterns:
             raw.reshape(-1, size)[:, place[0] : place[1]] = byte
-            values = wide(side.decoded(raw)).reshape(-1)
+            values = to_float64(side.decoded(raw)).reshape(-1)
             if nearest is None:
                 nearest = values
             else:
@@ -126,6 +132,9 @@ def _restored(
 
 HYPOTHESES = (
     PairHypothesis(
-        ("bit_rot",), lost_bits, 75, "members that are one byte, before other scales are tried"
+        ("bit_rot",),
+        explain_lost_bits,
+        75,
+        "members that are one byte, before other scales are tried",
     ),
 )

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding
-from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
-from aprfmt.measure.byte_ranges import numbered
+from aprfmt.causes.tensor.row_sources import JoinedRows, find_sources, source_runs
+from aprfmt.measure.byte_ranges import numbered_text
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
@@ -46,15 +46,17 @@ class RowRun:
     count: int
 
 
-def misplaced(case: Unequal) -> Iterator[Guess | Finding]:
+def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
     """Ask whether the differing rows of B are other rows of A: of any tensor of as many columns."""
     if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
         return
-    pool = _pool(case.context, case.a, case.key)
+    pool = _all_rows(case.context, case.a, case.key)
     if pool is None:
         return
     own = pool.starts[pool.keys.index(case.key)]
-    at = sources(pool, case.b, own, 0.0 if case.a.encoding == case.b.encoding else case.slack())
+    at = find_sources(
+        pool, case.b, own, 0.0 if case.a.encoding == case.b.encoding else case.slack()
+    )
     if at is None:
         return
     moved = np.flatnonzero(at != own + np.arange(len(at)))
@@ -63,11 +65,11 @@ def misplaced(case: Unequal) -> Iterator[Guess | Finding]:
         return
     found = [
         RowRun(int(known[first]), *pool.owner(source), count)
-        for first, source, count in _runs(known, at[known])
+        for first, source, count in _source_runs(known, at[known])
     ]
-    text = _told(case, found)
+    text = _runs_sentence(case, found)
     others = tuple(dict.fromkeys(run.key for run in found if run.key != case.key))
-    lines = tuple(_line(case, run) for run in found[:SHOWN])
+    lines = tuple(_run_text(case, run) for run in found[:SHOWN])
     lines += (f"{len(found) - SHOWN} more runs",) if len(found) > SHOWN else ()
     if len(known) < len(moved):
         part = f"{len(known)} of the {len(moved)} rows that differ; the others stand nowhere in A"
@@ -91,15 +93,15 @@ def misplaced(case: Unequal) -> Iterator[Guess | Finding]:
     )
 
 
-def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
+def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
     """Yield runs in which both the place and its source go on by one; first is an index."""
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
     edges = [0, *breaks.tolist(), len(places)]
     for start, stop in pairwise(edges):
-        yield from ((start + first, source, n) for first, source, n in runs(at[start:stop]))
+        yield from ((start + first, source, n) for first, source, n in source_runs(at[start:stop]))
 
 
-def _told(case: Unequal, found: list[RowRun]) -> str:
+def _runs_sentence(case: DifferingPair, found: list[RowRun]) -> str:
     """Return a sentence that is the same for every tensor with the same defect."""
     size = case.shape[1] if len(case.shape) == 3 else 0
     whole = size and all(
@@ -119,17 +121,18 @@ def _told(case: Unequal, found: list[RowRun]) -> str:
     return "rows of B are rows of other tensors of A"
 
 
-def _line(case: Unequal, run: RowRun) -> str:
+def _run_text(case: DifferingPair, run: RowRun) -> str:
+    """Return one run of rows in words."""
     of = "" if run.key == case.key else f" of {run.key}"
-    name = numbered("row", run.at, run.at + run.count)
-    return f"{name}: A's {numbered('row', run.there, run.there + run.count)}{of}"
+    name = numbered_text("row", run.at, run.at + run.count)
+    return f"{name}: A's {numbered_text('row', run.there, run.there + run.count)}{of}"
 
 
-def _pool(context: "PairContext", like: Reader, key: str) -> JoinedRows | None:
+def _all_rows(context: "PairContext", like: RowReader, key: str) -> JoinedRows | None:
     """Return all rows of A with so many columns, made once; None where they are too many."""
     held = context.pools
     if like.columns not in held:
-        chosen: dict[str, Reader] = {}
+        chosen: dict[str, RowReader] = {}
         for name in context.sides("a"):
             reader = context.reader("a", name)
             if reader is not None and reader.columns == like.columns and reader.size:
@@ -142,5 +145,7 @@ def _pool(context: "PairContext", like: Reader, key: str) -> JoinedRows | None:
 
 
 HYPOTHESES = (
-    PairHypothesis(("wrong_rows",), misplaced, 230, "reads the rows of all other tensors"),
+    PairHypothesis(
+        ("wrong_rows",), explain_misplaced_rows, 230, "reads the rows of all other tensors"
+    ),
 )

@@ -8,15 +8,15 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import sample_line
-from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
-from aprfmt.causes.tensor.foreign_values import foreign
+from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
+from aprfmt.causes.tensor.foreign_values import judge_foreign
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
-from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import wide
+from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import EQUAL
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ SHOWN = 3  # other tensors named
 TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
 
 
-def other_tensor(case: Unequal) -> Iterator[Guess]:
+def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
     """Guess that B has another tensor's values under this name: exchanged, renumbered or copied.
 
     Not of a tensor most rows of which are right: then it is damaged, whatever else is equal to it.
@@ -82,22 +82,22 @@ def other_tensor(case: Unequal) -> Iterator[Guess]:
     for label, mine, others in (("B", case.b, "a"), ("A", case.a, "b")):
         for key in [key for key in context.alike(others, mine) if key != case.key][:SHOWN]:
             other = context.reader(others, key)
-            if other is None or _moves_nothing(case, label, mine, key):
+            if other is None or _exchange_changes_nothing(case, label, mine, key):
                 continue
-            yield _renamed(case, label, mine, key, other)
+            yield _guess_renamed(case, label, mine, key, other)
 
 
-def _moves_nothing(case: Unequal, label: str, mine: Reader, key: str) -> bool:
+def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, key: str) -> bool:
     """Say whether this side has equal values under both names, so that exchanging changes nothing.
 
     A head that is a copy of the embedding is a cause of its own.
     """
     twin = case.context.reader(label.lower(), key)
     equal = twin is not None and twin.shape == mine.shape and _same_sample(twin, mine)
-    return equal and (case.key, key) != TIED and not _doubled(case, label, key)
+    return equal and (case.key, key) != TIED and not _is_copy_of_other(case, label, key)
 
 
-def _doubled(case: Unequal, label: str, key: str) -> bool:
+def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
     """Say whether a tensor of B holds a copy of another one, from which A's own is apart."""
     own = case.context.reader("a", key)
     if label != "B" or own is None or own.shape != case.a.shape:
@@ -106,7 +106,9 @@ def _doubled(case: Unequal, label: str, key: str) -> bool:
     return varied and not _same_sample(own, case.a)
 
 
-def _renamed(case: Unequal, label: str, mine: Reader, key: str, other: Reader) -> Guess:
+def _guess_renamed(
+    case: DifferingPair, label: str, mine: RowReader, key: str, other: RowReader
+) -> Guess:
     """Return the guess that `label`'s tensor of this role is the other file's tensor `key`."""
     layer, role = split_key(case.key)
     layer_there, role_there = split_key(key)
@@ -138,18 +140,18 @@ def _renamed(case: Unequal, label: str, mine: Reader, key: str, other: Reader) -
         (text, more),
         there,
         other.take,
-        noise(mine.encoding, other.encoding),
+        pair_noise(mine.encoding, other.encoding),
         where=(case.key, key),
     )
 
 
-def _same_sample(x: Reader, y: Reader) -> bool:
+def _same_sample(x: RowReader, y: RowReader) -> bool:
     a, b = sample_line(x), sample_line(y)
     norm = max(norms.exact_norm(a), norms.exact_norm(b))
-    return norms.exact_norm(a - b) <= 1.5 * noise(x.encoding, y.encoding) * norm
+    return norms.exact_norm(a - b) <= 1.5 * pair_noise(x.encoding, y.encoding) * norm
 
 
-def renamed(key: str, label: str, context: "PairContext") -> Finding | None:
+def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | None:
     """Explain a tensor that only one file has: the other file may have it under another name.
 
     `label` is the file that has the key, "a" or "b".
@@ -164,7 +166,7 @@ def renamed(key: str, label: str, context: "PairContext") -> Finding | None:
         if row is None or row.verdict != f"ONLY_IN_{there.upper()}" or reader is None:
             continue
         a, b = (mine, reader) if label == "a" else (reader, mine)
-        case = Unequal(key, a, b, context)
+        case = DifferingPair(key, a, b, context)
         case.known = False
         apart = case.before
         if apart.relative <= case.slack() and (case.slack() or not apart.changed):
@@ -179,7 +181,7 @@ def renamed(key: str, label: str, context: "PairContext") -> Finding | None:
     return None
 
 
-def zeroed_bias(case: Unequal) -> Iterator[Guess]:
+def guess_zero_bias(case: DifferingPair) -> Iterator[Guess]:
     """Guess that a bias is all zeros on one side, so that adding it does nothing."""
     if not case.role.endswith(".bias") or case.numbers is not None:
         return
@@ -194,14 +196,14 @@ def zeroed_bias(case: Unequal) -> Iterator[Guess]:
         return
 
 
-def one_value(case: Unequal) -> Iterator[Finding]:
+def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
     """Find a side that holds one value everywhere, where the other does not or holds another.
 
     What value stands there is known; which operation made it is not, as any function of one number
     gives one number.
     """
     for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
-        value = _constant(case, label, sample)
+        value = _constant_value(case, label, sample)
         if value is not None:
             text = f"{label} holds {value + 0.0:g} everywhere: it was never filled"
             before = case.before.relative
@@ -211,7 +213,7 @@ def one_value(case: Unequal) -> Iterator[Finding]:
             return
 
 
-def stale_tensor(case: Unequal) -> Iterator[Guess | Finding]:
+def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
     """Guess that B's tensor is the base's, or unrelated while others are equal."""
     context = case.context
     for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
@@ -219,7 +221,7 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Finding]:
         if base is not None and base.shape == mine.shape:
             says = f"{label}'s tensor is the base's, {other}'s is not"
             yield case.guess(
-                "stale_tensor", (says,), other, base.take, noise(base.encoding, mine.encoding)
+                "stale_tensor", (says,), other, base.take, pair_noise(base.encoding, mine.encoding)
             )
     if case.numbers is not None:
         return  # siblings are compared for whole tensors only
@@ -229,7 +231,7 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Finding]:
     far = row_distances(case.sample_a, case.sample_b) > 2 * case.slack()
     if not verdicts or equal < 0.5 * len(verdicts) or far.mean() < 0.5:
         return
-    judged = foreign(case.a, case.b)
+    judged = judge_foreign(case.a, case.b)
     what = (
         "looks taken from another checkpoint"
         if judged.sure
@@ -251,9 +253,9 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Finding]:
     )
 
 
-def _constant(case: Unequal, label: str, sample: "Array") -> float | None:
+def _constant_value(case: DifferingPair, label: str, sample: "Array") -> float | None:
     """Return the value of a constant side of at least two values; None if it is not constant."""
-    if sample.size < 2 or np.ptp(wide(sample)) != 0:
+    if sample.size < 2 or np.ptp(to_float64(sample)) != 0:
         return None
     value = float(sample.flat[0])
     side = case.b if label == "B" else case.a
@@ -261,21 +263,25 @@ def _constant(case: Unequal, label: str, sample: "Array") -> float | None:
 
 
 HYPOTHESES = (
-    PairHypothesis(("missing_bias",), zeroed_bias, 40, "zeros fit every later hypothesis"),
+    PairHypothesis(("missing_bias",), guess_zero_bias, 40, "zeros fit every later hypothesis"),
     PairHypothesis(
         ("stale_tensor",),
-        one_value,
+        explain_constant_side,
         50,
         "one value everywhere is a function of any other side",
         part=True,
     ),
     PairHypothesis(
         ("layer_order", "swapped_tensors", "tied_embedding"),
-        other_tensor,
+        guess_other_tensor,
         120,
         "equal to another tensor, before orders of this one",
     ),
     PairHypothesis(
-        ("stale_tensor",), stale_tensor, 310, "says only that nothing relates the two", part=True
+        ("stale_tensor",),
+        guess_stale_tensor,
+        310,
+        "says only that nothing relates the two",
+        part=True,
     ),
 )

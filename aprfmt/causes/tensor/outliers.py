@@ -5,26 +5,26 @@ from collections.abc import Iterator
 import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding, within_accused
 from aprfmt.codecs import decode
-from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import steps_between, wide
-from aprfmt.measure.row_reader import Reader
-from aprfmt.measure.tensors import chunks
+from aprfmt.measure.numbers import steps_between, to_float64
+from aprfmt.measure.row_reader import RowReader
+from aprfmt.measure.tensors import value_chunks
 
 FEW = 64  # most values beyond the bound
 FINE = 0.02  # largest noise of the other encoding for which a restored value proves something
 
 
-def outliers(case: Unequal) -> Iterator[Finding]:
+def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
     """Guess that few values are damaged (beyond one step), and find the bit that was flipped."""
     a, b = case.a, case.b
     if a.encoding == b.encoding or case.numbers is not None:
         return
-    found = _beyond(case)
+    found = _values_beyond_step(case)
     if not found:
         return
     shape = case.shape or (1,)
@@ -40,9 +40,9 @@ def outliers(case: Unequal) -> Iterator[Finding]:
         f"{many} of {case.before.count} further apart: {shown}",
     )
     for label, side, other in (("B", b, a), ("A", a, b)):
-        bit = flipped_bit(side, other, [at for at, _, _ in found])
+        bit = flipped_bit_text(side, other, [at for at, _, _ in found])
         if bit is not None:
-            sure = noise_of(other.encoding) <= FINE
+            sure = storage_noise(other.encoding) <= FINE
             says = (*says, f"flipping {bit} of {label} brings it back within the bound")
             proof = within_accused(len(found))
             yield make_finding(
@@ -53,11 +53,11 @@ def outliers(case: Unequal) -> Iterator[Finding]:
     yield make_finding("bit_rot", (case.key,), says, before, None, None, confirmed=False)
 
 
-def _beyond(case: Unequal) -> list[tuple[int, float, float]]:
+def _values_beyond_step(case: DifferingPair) -> list[tuple[int, float, float]]:
     """Return (flat index, value of A, of B) beyond one step; empty if there are too many."""
     found: list[tuple[int, float, float]] = []
     start = 0
-    for x, y, steps in chunks(case.a.side, case.b.side):
+    for x, y, steps in value_chunks(case.a.side, case.b.side):
         step = steps()
         if step is None:
             return []
@@ -70,7 +70,7 @@ def _beyond(case: Unequal) -> list[tuple[int, float, float]]:
     return found
 
 
-def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
+def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | None:
     """Return, in words, the one bit whose flip repairs all these places, or None."""
     row = encoding_row(side.encoding.split("+")[0])
     if row.row_header or side.row_bytes is None or len({i // row.block_size for i in at}) != 1:
@@ -81,7 +81,7 @@ def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
         return None
     index = np.array([line])
     raw = side.raw(index).reshape(-1, row.type_size)[column // row.block_size]
-    whole = wide(other.take(index)).reshape(-1)
+    whole = to_float64(other.take(index)).reshape(-1)
     theirs = whole[column : column + row.block_size]
     count = 8 * row.type_size
     tried = np.repeat(raw[None, :], count, axis=0)
@@ -89,11 +89,11 @@ def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
     tried[bits, bits // 8] ^= (1 << (bits % 8)).astype(np.uint8)
 
     values = decode(side.encoding, {"": tried.tobytes()}, (count, row.block_size))
-    values = np.nan_to_num(wide(values), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    values = np.nan_to_num(to_float64(values), nan=np.inf, posinf=np.inf, neginf=-np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
         away = np.abs(values - theirs[None, :]).max(axis=1)
     best = int(np.argmin(away))
-    noise = noise_of(side.encoding) + noise_of(other.encoding)
+    noise = storage_noise(side.encoding) + storage_noise(other.encoding)
     if not away[best] <= 2.0 * noise * float(np.abs(whole).max(initial=0.0)):
         return None
     tensor, offset = side.bytes.locate(
@@ -108,6 +108,9 @@ def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
 
 HYPOTHESES = (
     PairHypothesis(
-        ("bit_rot",), outliers, 290, "single values beyond a bound that holds for the others"
+        ("bit_rot",),
+        explain_outliers,
+        290,
+        "single values beyond a bound that holds for the others",
     ),
 )

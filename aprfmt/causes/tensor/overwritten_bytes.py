@@ -13,15 +13,15 @@ import numpy as np
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.causes.tensor import coarse_damage
 from aprfmt.causes.tensor.coarse_damage import GAP, LEAST, SHARE, SHOWN, SPANS
-from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.foreign_values import foreign
+from aprfmt.causes.tensor.differing_pair import DifferingPair
+from aprfmt.causes.tensor.foreign_values import judge_foreign
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import made_on, make_finding
-from aprfmt.causes.tensor.stored_bytes import ANCHOR, bytes_of, layouts
-from aprfmt.measure.byte_ranges import alignment, in_file, numbered, told
+from aprfmt.causes.tensor.stored_bytes import ANCHOR, byte_layouts, copy_bytes
+from aprfmt.measure.byte_ranges import common_alignment, numbered_text, range_in_file, range_text
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import wide
-from aprfmt.measure.row_reader import SomeRows
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import SelectedRows
 from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
@@ -42,29 +42,29 @@ class ByteSpan:
     holds: str = ""
 
 
-def ranges(case: Unequal) -> Iterator[Finding]:
+def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
     """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
-    for a, b, _ in layouts(case):
-        found = _spans(a, b)
+    for a, b, _ in byte_layouts(case):
+        found = _differing_spans(a, b)
         if found and (best is None or len(found) < len(best[0])):
             best = found, b, a
     if best is None:
-        yield from _columns(case)
+        yield from _explain_columns(case)
         if case.a.encoding != case.b.encoding:
-            yield from coarse_damage.runs(case)
-            yield from coarse_damage.blanks(case)
+            yield from coarse_damage.explain_damaged_runs(case)
+            yield from coarse_damage.explain_zero_runs(case)
         return
     if max(span.stop - span.start for span in best[0]) < LEAST:
         return
     spans, b, _ = best
     if b is case.b.bytes:
-        yield from _units(case, spans)
+        yield from _explain_units(case, spans)
     spans = _with_content(case, spans, b)
     known = [span for span in spans if span.holds]
-    sure = all(span.holds or _no_weights(case, span, b) for span in spans)
+    sure = all(span.holds or _is_surely_damage(case, span, b) for span in spans)
     total = sum(span.stop - span.start for span in spans)
-    lines = [_line(case, span, b) for span in spans[:SHOWN]]
+    lines = [_span_text(case, span, b) for span in spans[:SHOWN]]
     more = (f"{len(spans) - SHOWN} more ranges",) if len(spans) > SHOWN else ()
     text = (
         f"{total} of {len(b)} bytes are overwritten, in {len(spans)} range{'s' * (len(spans) > 1)}"
@@ -82,7 +82,7 @@ def ranges(case: Unequal) -> Iterator[Finding]:
     )
 
 
-def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Finding]:
+def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Finding]:
     """Ask for whole rows or experts that were never written, or left as they were once."""
     size = case.b.row_bytes or 0
     if case.a.columns == 1 or not size:
@@ -95,14 +95,14 @@ def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Finding]:
     if len(rows) > SHARE * case.a.rows:
         return
     name = "expert" if len(case.shape) == 3 else "row"
-    shown = ", ".join(numbered(name, a, b) for a, b in zip(firsts, lasts, strict=True))
+    shown = ", ".join(numbered_text(name, a, b) for a, b in zip(firsts, lasts, strict=True))
     values = case.b.take(rows)
     text = ""
-    if values.size > 1 and np.ptp(wide(values)) == 0 and (name == "expert" or values.any()):
+    if values.size > 1 and np.ptp(to_float64(values)) == 0 and (name == "expert" or values.any()):
         value = float(values.flat[0])
         text = f"{shown}: B holds {value:g} everywhere there, and was never filled"
-    elif all(_whole(case, span, one) for span in spans):
-        judged = foreign(SomeRows(case.a, rows), SomeRows(case.b, rows))
+    elif all(_covers_whole_units(case, span, one) for span in spans):
+        judged = judge_foreign(SelectedRows(case.a, rows), SelectedRows(case.b, rows))
         if judged.sure:
             text = f"{shown}: other values, as of another state of training: {judged.says}"
     if text:
@@ -113,12 +113,12 @@ def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Finding]:
         )
 
 
-def _whole(case: Unequal, span: ByteSpan, one: int) -> bool:
+def _covers_whole_units(case: DifferingPair, span: ByteSpan, one: int) -> bool:
     """Say whether a range reaches from near the first to near the last byte of whole units."""
     return span.start % one < GAP and -span.stop % one < GAP
 
 
-def _columns(case: Unequal) -> Iterator[Finding]:
+def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
     """Ask whether some columns alone differ, and were never filled."""
     columns = case.a.columns
     if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
@@ -137,7 +137,7 @@ def _columns(case: Unequal) -> Iterator[Finding]:
     ends = np.flatnonzero(np.diff(chosen) != 1)
     firsts, lasts = chosen[np.append(0, ends + 1)], chosen[np.append(ends, len(chosen) - 1)]
     shown = ", ".join(
-        numbered("column", first, last + 1)
+        numbered_text("column", first, last + 1)
         for first, last in zip(firsts.tolist()[:SHOWN], lasts.tolist()[:SHOWN], strict=True)
     )
     text = f"{shown}: B holds 0 there, in every row, and was never filled"
@@ -151,16 +151,18 @@ def _columns(case: Unequal) -> Iterator[Finding]:
     )
 
 
-def _line(case: Unequal, span: ByteSpan, b: RunBytes) -> str:
+def _span_text(case: DifferingPair, span: ByteSpan, b: RunBytes) -> str:
+    """Return a range and what it holds, as a line."""
     logical = b is case.b.bytes or len(case.b.side.layout) == 0
-    where = told(case.b, span.start, span.stop) if logical else _stored_place(b, span)
+    where = range_text(case.b, span.start, span.stop) if logical else _file_place(b, span)
     return where + (f", {span.holds}" if span.holds else "")
 
 
-def _stored_place(b: RunBytes, span: ByteSpan) -> str:
+def _file_place(b: RunBytes, span: ByteSpan) -> str:
+    """Return where a range of B stands in its file, in words."""
     tensor, at = b.locate(span.start)
     begin = tensor.info.offset + at
-    even = alignment(begin, begin + span.stop - span.start)
+    even = common_alignment(begin, begin + span.stop - span.start)
     return (
         f"bytes {begin:#x} to {begin + span.stop - span.start - 1:#x} of the file, in "
         f"{tensor.info.name} at +{at:#x}, {span.stop - span.start} bytes"
@@ -168,13 +170,13 @@ def _stored_place(b: RunBytes, span: ByteSpan) -> str:
     )
 
 
-def _spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
+def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
     """Return the ranges of differing bytes; [] if they are too many or too much."""
 
     def apart() -> "Iterator[Array]":
         for start in range(0, len(b), STEP):
             stop = min(len(b), start + STEP)
-            x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
+            x = np.frombuffer(copy_bytes(a, start, stop), np.uint8)
             y = np.frombuffer(b.window(start, stop), np.uint8)
             at = np.flatnonzero(x != y) + start
             del x, y
@@ -183,7 +185,7 @@ def _spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
                     side.drop(start, stop)
             yield at
 
-    found = stretches(apart(), GAP, SPANS)
+    found = join_places(apart(), GAP, SPANS)
     if not found:
         return []
     if sum(stop - start for start, stop in found) > SHARE * len(b):
@@ -191,7 +193,7 @@ def _spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
     return [ByteSpan(start, stop) for start, stop in found]
 
 
-def stretches(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] | None:
+def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] | None:
     """Join places that are at most `gap` apart to [start, stop); None if that makes over `most`.
 
     `apart` are ascending arrays of places, window by window.
@@ -213,24 +215,24 @@ def stretches(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] 
     return found if len(found) <= most else None
 
 
-def _with_content(case: Unequal, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
+def _with_content(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
     """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
     made, unknown = [], []
     for span in spans:
         text = ""
         if span.stop - span.start >= CONTENT:
-            text = _simple(bytes(b.window(span.start, span.stop)))
+            text = _simple_content(bytes(b.window(span.start, span.stop)))
         made.append(ByteSpan(span.start, span.stop, text))
         if not text and span.stop - span.start >= CONTENT:
             unknown.append(len(made) - 1)
     if unknown:
         searched = {i: bytes(b.window(made[i].start, made[i].stop)) for i in unknown[:8]}
-        for i, text in _elsewhere(case, searched, b, made).items():
+        for i, text in _find_copies(case, searched, b, made).items():
             made[i] = ByteSpan(made[i].start, made[i].stop, text)
     return made
 
 
-def _simple(data: bytes) -> str:
+def _simple_content(data: bytes) -> str:
     """Return what a range holds: one byte everywhere, or a pattern that comes again."""
     if set(data) == {0, 0x80}:
         return "all zero, with signs"
@@ -242,8 +244,8 @@ def _simple(data: bytes) -> str:
     return ""
 
 
-def _elsewhere(
-    case: Unequal, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
+def _find_copies(
+    case: DifferingPair, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
 ) -> dict[int, str]:
     """Return where in either file these bytes stand a second time."""
     needles = {}
@@ -268,14 +270,14 @@ def _elsewhere(
                     own: tuple[LazyTensor | None, int] = (None, 0)
                     if label == "b":
                         own = b.locate(spans[i].start)
-                    text = _match(tensor, start, window, needle, at, searched[i], own)
+                    text = _match_text(tensor, start, window, needle, at, searched[i], own)
                     if text:
                         found[i] = f"bytes of {label.upper()}'s {text}"
             tensor.drop()
     return found
 
 
-def _match(
+def _match_text(
     tensor: LazyTensor,
     start: int,
     window: bytes,
@@ -296,17 +298,17 @@ def _match(
     return ""
 
 
-def _no_weights(case: Unequal, span: ByteSpan, b: RunBytes) -> bool:
+def _is_surely_damage(case: DifferingPair, span: ByteSpan, b: RunBytes) -> bool:
     """Say whether a range of unknown origin must be damage: disk pages, or values no weight has."""
     if b is case.b.bytes:
-        place = in_file(case.b, span.start, span.stop)
-        even = alignment(place[1], place[2]) if place is not None else 0
+        place = range_in_file(case.b, span.start, span.stop)
+        even = common_alignment(place[1], place[2]) if place is not None else 0
         size = case.b.row_bytes or 1
         if even >= 512 and (span.start % size or span.stop % size):
             return True
         if case.b.columns > 1 and case.b.row_bytes:
             rows = np.arange(span.start // size, -(-span.stop // size))
-            x, y = wide(case.a.take(rows)), wide(case.b.take(rows))
+            x, y = to_float64(case.a.take(rows)), to_float64(case.b.take(rows))
             usual = float(np.abs(x).max(initial=0.0))
             wild = ~np.isfinite(y) | (np.abs(y) > WILD * usual)
             return bool(wild.any())
@@ -316,7 +318,7 @@ def _no_weights(case: Unequal, span: ByteSpan, b: RunBytes) -> bool:
 HYPOTHESES = (
     PairHypothesis(
         ("bit_rot",),
-        ranges,
+        explain_overwritten,
         240,
         "what holds where a part is overwritten, whatever it is",
         stored=True,

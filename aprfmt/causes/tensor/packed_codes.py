@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.packed_copies import Copy, cells, moved, ordered, scaled, spread
-from aprfmt.causes.tensor.packed_scales import affine, factors
+from aprfmt.causes.tensor.packed_copies import (
+    PackedCopy,
+    copy_cells,
+    reorder_lattice,
+    replace_copy_values,
+    scale_lattice,
+    spread_over_copy,
+)
+from aprfmt.causes.tensor.packed_scales import cell_factors, cell_factors_and_offsets
 from aprfmt.codecs import fp8
 from aprfmt.codecs.lattice import Lattice
-from aprfmt.measure.bounds import fit
+from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
@@ -52,23 +59,23 @@ WORD = 8  # codes of four bits in a word
 ALIKE = 0.6  # correlation from which an order is worth a fit
 
 
-def _errors(copy: Copy) -> "Array":
+def _errors_in_steps(copy: PackedCopy) -> "Array":
     """Return (y - x) in steps, 0 where there is no step."""
     step = copy.lattice.step
     return np.where(step > 0, (copy.y - copy.x) / np.where(step > 0, step, 1.0), 0.0)
 
 
-def zero_points(copy: Copy) -> Iterator[Finding]:
+def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
     """Find zero points that are off by one, or by another whole number, in all or some groups."""
     if not copy.bits:
         return
-    middle = np.nanmedian(cells(copy, _errors(copy)), axis=1)
+    middle = np.nanmedian(copy_cells(copy, _errors_in_steps(copy)), axis=1)
     whole = np.round(middle)
     usual = int(np.median(whole[whole != 0])) if whole.any() else 0
     if not usual or abs(usual) > 1 << copy.bits:
         return
     whole = np.where(np.abs(middle - usual) <= np.abs(middle), usual, 0)
-    off = spread(copy, whole) * copy.lattice.step
+    off = spread_over_copy(copy, whole) * copy.lattice.step
     many, way = abs(usual), "low" if usual > 0 else "high"
     said = "one" if many == 1 else str(many)
     says = f"{copy.whose} zero points are {said} too {way}: every value is {said} step"
@@ -83,20 +90,20 @@ def zero_points(copy: Copy) -> Iterator[Finding]:
     wrong = int((whole != 0).sum())
     where = () if wrong == whole.size else (f"in {wrong} of {whole.size} groups",)
     found = copy.explained(
-        "zero_point", (says, *where, *hint), copy.y - off, scaled(copy.lattice, 1.0, -off), 1
+        "zero_point", (says, *where, *hint), copy.y - off, scale_lattice(copy.lattice, 1.0, -off), 1
     )
     if found is not None:
         yield found
 
 
-def own_zero_points(copy: Copy) -> Iterator[Finding]:
+def explain_group_zero_points(copy: PackedCopy) -> Iterator[Finding]:
     """Find zero points that are off by a whole number of its own in every group."""
     if not copy.bits:
         return
-    whole = np.round(np.nanmedian(cells(copy, _errors(copy)), axis=1))
+    whole = np.round(np.nanmedian(copy_cells(copy, _errors_in_steps(copy)), axis=1))
     if not whole.any():
         return
-    off = spread(copy, whole) * copy.lattice.step
+    off = spread_over_copy(copy, whole) * copy.lattice.step
     says = f"{copy.whose} zero points are those of other groups, or other numbers"
     numbers = f"off by {whole.min():+.0f} to {whole.max():+.0f} steps"
     where = f"in {int((whole != 0).sum())} of {whole.size} groups"
@@ -104,29 +111,29 @@ def own_zero_points(copy: Copy) -> Iterator[Finding]:
         "zero_point",
         (says, numbers, where),
         copy.y - off,
-        scaled(copy.lattice, 1.0, -off),
+        scale_lattice(copy.lattice, 1.0, -off),
         whole.size,
     )
     if found is not None:
         yield found
 
 
-def signs(copy: Copy) -> Iterator[Finding]:
+def explain_signs(copy: PackedCopy) -> Iterator[Finding]:
     """Find codes whose highest bit has the other meaning: signed ones read with an offset."""
     if not copy.bits:
         return
     half = 1 << copy.bits - 1
-    errors = _errors(copy)
+    errors = _errors_in_steps(copy)
     if np.mean(np.abs(np.abs(errors) - half) < 1.0) < 0.9:
         return
     off = np.sign(errors) * half * copy.lattice.step
     # The lower half of the codes is too low, the upper too high, in every group, or the reverse.
-    split = cells(copy, copy.y), cells(copy, np.sign(errors))
+    split = copy_cells(copy, copy.y), copy_cells(copy, np.sign(errors))
     for sign in (1, -1):
         upper = np.nanmin(np.where(split[1] == sign, split[0], np.inf), axis=1)
         lower = np.nanmax(np.where(split[1] == -sign, split[0], -np.inf), axis=1)
         if (upper > lower).all():
-            wide = scaled(copy.lattice, 1.0)._replace(
+            wide = scale_lattice(copy.lattice, 1.0)._replace(
                 low=-np.full(off.shape, np.inf), high=np.full(off.shape, np.inf)
             )
             says = f"{copy.whose} codes are signed where they have an offset of {half}, or reverse"
@@ -138,7 +145,7 @@ def signs(copy: Copy) -> Iterator[Finding]:
 # --- other 8-bit floats ---------------------------------------------------------------------------
 
 
-def variants(copy: Copy) -> Iterator[Finding]:
+def explain_fp8_variant(copy: PackedCopy) -> Iterator[Finding]:
     """Find bytes of one 8-bit float that were decoded as another, then scaled.
 
     Not where a factor a cell explains the values as they were read: two tables may differ by a
@@ -148,13 +155,13 @@ def variants(copy: Copy) -> Iterator[Finding]:
     read = next((name for name in kinds if name.removeprefix("F8_") in copy.scheme), "")
     if not read or not copy.again:
         return
-    factor = spread(copy, factors(copy, copy.y))
-    if copy.better(fit(copy.x, copy.y * factor, scaled(copy.lattice, factor))):
+    factor = spread_over_copy(copy, cell_factors(copy, copy.y))
+    if copy.better(fit_errors(copy.x, copy.y * factor, scale_lattice(copy.lattice, factor))):
         return
     for name, other in kinds.items():
         if name == read:
             continue
-        y, lattice = _reread(copy, kinds[read], other)
+        y, lattice = _reread_codes(copy, kinds[read], other)
         says = f"{copy.whose} bytes are {name} and were read as {read}"
         found = copy.explained("fp8_variant", (says,), y, lattice)
         if found is not None:
@@ -162,7 +169,7 @@ def variants(copy: Copy) -> Iterator[Finding]:
             return
 
 
-def _reread(copy: Copy, read: "Array", table: "Array") -> tuple["Array", Lattice]:
+def _reread_codes(copy: PackedCopy, read: "Array", table: "Array") -> tuple["Array", Lattice]:
     """Return a copy's values, and their lattice, with their codes' bytes read by another table.
 
     The scale of a cell is known up to powers of two, and each gives other bytes: the one that comes
@@ -174,27 +181,31 @@ def _reread(copy: Copy, read: "Array", table: "Array") -> tuple["Array", Lattice
     best = np.full(copy.y.shape, np.inf)
     step, least = np.ones(copy.y.shape), np.full(copy.scales.size, np.inf)
     for power in range(-POWERS, POWERS // 8):
-        unit = spread(copy, np.where(copy.scales != 0, copy.scales * 2.0**power, 1.0))
+        unit = spread_over_copy(copy, np.where(copy.scales != 0, copy.scales * 2.0**power, 1.0))
         near = np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit)
         values = table[order[near]]
         right = np.isclose(levels[near] * unit, copy.y, rtol=2.0**-6, atol=0)
         values = np.where(right, values, np.nan)
-        valid = np.isfinite(np.where(np.isnan(cells(copy, copy.y)), 0, cells(copy, values))).all(1)
+        valid = np.isfinite(
+            np.where(np.isnan(copy_cells(copy, copy.y)), 0, copy_cells(copy, values))
+        ).all(1)
         if not valid.any():
             continue
         values = np.nan_to_num(values)
-        factor = spread(copy, factors(copy, values))
-        apart = np.nansum((cells(copy, values * factor) - cells(copy, copy.x)) ** 2, axis=1)
+        factor = spread_over_copy(copy, cell_factors(copy, values))
+        apart = np.nansum(
+            (copy_cells(copy, values * factor) - copy_cells(copy, copy.x)) ** 2, axis=1
+        )
         nearer = valid & (apart < least)
         least[nearer] = apart[nearer]
-        chosen = spread(copy, nearer)
+        chosen = spread_over_copy(copy, nearer)
         best = np.where(chosen, values * factor, best)
-        step = np.where(chosen, _of_float(values, table, factor).step, step)
+        step = np.where(chosen, _float_lattice(values, table, factor).step, step)
     far = np.full(step.shape, np.inf)
     return best, Lattice(step, -far, far)
 
 
-def _of_float(values: "Array", table: "Array", factor: "Array") -> Lattice:
+def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
     """Return the lattice of values of an 8-bit float's table, times a factor."""
     levels = np.unique(table[np.isfinite(table)])
     near = np.searchsorted(levels, values)
@@ -208,7 +219,7 @@ def _of_float(values: "Array", table: "Array", factor: "Array") -> Lattice:
 
 
 @cache
-def _patterns() -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return the orders that codes of a word or a block are met in, by what they are."""
     awq = (0, 2, 4, 6, 1, 3, 5, 7)
     back = tuple(sorted(range(8), key=awq.__getitem__))
@@ -231,20 +242,21 @@ def _patterns() -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(rows)
 
 
-def order_of_inputs(copy: Copy) -> Iterator[Finding]:
+def explain_input_order(copy: PackedCopy) -> Iterator[Finding]:
     """Find codes that stand in another order along the inputs, in words or in blocks."""
-    yield from _orders(copy, 1, _patterns())
+    yield from _explain_orders(copy, 1, _known_orders())
 
 
-def order_of_outputs(copy: Copy) -> Iterator[Finding]:
+def explain_output_order(copy: PackedCopy) -> Iterator[Finding]:
     """Find codes that stand in another order along the outputs, in words."""
     if copy.rows is None:
-        yield from _orders(copy, 0, [row for row in _patterns() if len(row[1]) <= WORD])
+        yield from _explain_orders(copy, 0, [row for row in _known_orders() if len(row[1]) <= WORD])
 
 
-def _orders(
-    copy: Copy, axis: int, patterns: Sequence[tuple[str, tuple[int, ...]]]
+def _explain_orders(
+    copy: PackedCopy, axis: int, patterns: Sequence[tuple[str, tuple[int, ...]]]
 ) -> Iterator[Finding]:
+    """Find codes that stand in one of these orders along an axis."""
     size = copy.y.shape[axis]
     for text, pattern in patterns:
         if size % len(pattern):
@@ -252,33 +264,35 @@ def _orders(
         order = (np.arange(size).reshape(-1, len(pattern))[:, list(pattern)]).reshape(-1)
         rows, columns = (order, slice(None)) if axis == 0 else (slice(None), order)
         y = copy.y[rows][:, columns]
-        if _alike(copy.x, y) < ALIKE:
+        if _row_correlation(copy.x, y) < ALIKE:
             continue
         what = "inputs" if axis else "outputs"
         says = f"{copy.whose} codes stand in another order along the {what}: {text}"
-        found = _in_order(moved(copy, y, ordered(copy.lattice, rows, columns)), says)
+        found = _confirm_order(
+            replace_copy_values(copy, y, reorder_lattice(copy.lattice, rows, columns)), says
+        )
         if found is not None:
             yield found
             return
 
 
-def _in_order(copy: Copy, says: str) -> Finding | None:
+def _confirm_order(copy: PackedCopy, says: str) -> Finding | None:
     """Confirm an order, with scales that moved with the codes, that did not, or as zero points."""
     found = copy.explained("packing_order", (says,), copy.y, copy.lattice)
     if found is None:
-        factor = spread(copy, factors(copy, copy.y))
+        factor = spread_over_copy(copy, cell_factors(copy, copy.y))
         said = says, "the scales did not move with them"
-        y, lattice = copy.y * factor, scaled(copy.lattice, factor)
+        y, lattice = copy.y * factor, scale_lattice(copy.lattice, factor)
         found = copy.explained("packing_order", said, y, lattice)
     if found is None:
-        factor, offset = (spread(copy, part) for part in affine(copy))
+        factor, offset = (spread_over_copy(copy, part) for part in cell_factors_and_offsets(copy))
         said = says, "scales and zero points did not move with them"
-        y, lattice = copy.y * factor + offset, scaled(copy.lattice, factor, offset)
+        y, lattice = copy.y * factor + offset, scale_lattice(copy.lattice, factor, offset)
         found = copy.explained("packing_order", said, y, lattice)
     return found
 
 
-def _alike(x: "Array", y: "Array") -> float:
+def _row_correlation(x: "Array", y: "Array") -> float:
     """Return the correlation of a few rows."""
     few = np.unique(np.linspace(0, len(x) - 1, 32).astype(np.int64))
     return float(np.corrcoef(x[few].reshape(-1), y[few].reshape(-1))[0, 1])

@@ -14,16 +14,16 @@ import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor import lattices
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.lattices import Grouping
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
-from aprfmt.measure.bounds import Fit, fit
+from aprfmt.measure.bounds import Fit, fit_errors
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -37,7 +37,7 @@ SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its gr
 
 
 @dataclass(frozen=True)
-class Copy:
+class PackedCopy:
     """A source `x` and its copy `y` (float64 [rows, columns]), the copy's lattice and cells.
 
     `scheme` says in words what it is, `whose` the side; `again` that it was decoded again.
@@ -46,9 +46,9 @@ class Copy:
     lattice that means anything: only its parts may be read in another way.
     """
 
-    case: Unequal
-    source: Reader
-    reader: Reader
+    case: DifferingPair
+    source: RowReader
+    reader: RowReader
     x: "Array"
     y: "Array"
     lattice: Lattice
@@ -70,19 +70,19 @@ class Copy:
         self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice, free: int = 0
     ) -> Finding | None:
         """Return the explanation if values and lattice put right are as near as copies are."""
-        after = fit(self.x, y, lattice)
+        after = fit_errors(self.x, y, lattice)
         if not self.better(after):
             return None
-        return explanation(self, cause, says, after, free)
+        return explain_copy(self, cause, says, after, free)
 
     def better(self, after: Fit) -> bool:
         """Say whether errors are those of a right copy, and what they were before is less so."""
-        gone = after.relative <= GONE * fit(self.x, self.y, self.lattice).relative
+        gone = after.relative <= GONE * fit_errors(self.x, self.y, self.lattice).relative
         return bool(after.how) and (gone or not self.finite)
 
 
-def explanation(
-    copy: Copy, cause: str, says: tuple[str, ...], after: Fit, free: int = 0
+def explain_copy(
+    copy: PackedCopy, cause: str, says: tuple[str, ...], after: Fit, free: int = 0
 ) -> Finding:
     """Return the explanation whose remaining errors are those of a right copy.
 
@@ -103,17 +103,18 @@ def explanation(
     return make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
 
 
-def copies(case: Unequal) -> Iterator[Copy]:
+def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
     """Yield the sides that are copies on a lattice, B first; each is looked for once."""
     if case.copies is None:
-        case.copies = list(_copies(case))
+        case.copies = list(_find_copies(case))
     yield from case.copies
 
 
-def _copies(case: Unequal) -> Iterator[Copy]:
+def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
+    """Yield the sides of a pair that are copies on a lattice."""
     if case.a.columns < lattices.NARROWEST or case.numbers is not None:
         return
-    rows = _rows(case.a)
+    rows = _sampled_rows(case.a)
     for source, reader, whose in ((case.a, case.b, "B's"), (case.b, case.a, "A's")):
         index = np.arange(reader.rows) if rows is None else rows
         y = np.asarray(reader.take(index), np.float64)
@@ -125,8 +126,8 @@ def _copies(case: Unequal) -> Iterator[Copy]:
             lattice = Lattice(
                 *(np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known)
             )
-            grouping, codes = grouping_of(lattice), _codes(reader)
-            yield Copy(
+            grouping, codes = grouping_of(lattice), _code_table(reader)
+            yield PackedCopy(
                 case,
                 source,
                 reader,
@@ -137,9 +138,9 @@ def _copies(case: Unequal) -> Iterator[Copy]:
                 reader.encoding,
                 whose,
                 False,
-                _bits(codes),
+                _code_bits(codes),
                 rows,
-                _scales(lattice, grouping, codes),
+                _cell_scales(lattice, grouping, codes),
                 finite,
             )
             continue
@@ -148,8 +149,8 @@ def _copies(case: Unequal) -> Iterator[Copy]:
             x, y = x.reshape(-1, FLAT), y.reshape(-1, FLAT)  # blocks that run over row ends
             made = _scheme_of_one_side(case, x, y, source, reader)
         if made is not None:
-            name = made.name if plain(reader) else f"{reader.encoding}: {made.name}"
-            yield Copy(
+            name = made.name if is_plain_float(reader) else f"{reader.encoding}: {made.name}"
+            yield PackedCopy(
                 case,
                 source,
                 reader,
@@ -159,7 +160,7 @@ def _copies(case: Unequal) -> Iterator[Copy]:
                 made.grouping,
                 name,
                 whose,
-                plain(reader),
+                is_plain_float(reader),
                 made.code.bits,
                 rows,
                 made.scales.reshape(-1),
@@ -167,12 +168,12 @@ def _copies(case: Unequal) -> Iterator[Copy]:
             )
 
 
-def plain(reader: Reader) -> bool:
+def is_plain_float(reader: RowReader) -> bool:
     """Say whether a tensor is stored as plain floats."""
     return reader.encoding in UNIT
 
 
-def _rows(reader: Reader) -> "Array | None":
+def _sampled_rows(reader: RowReader) -> "Array | None":
     """Return row numbers of a large tensor in runs of TILE, None for all."""
     if reader.size <= MOST or reader.rows <= TILE:
         return None
@@ -183,28 +184,28 @@ def _rows(reader: Reader) -> "Array | None":
 
 
 def _scheme_of_one_side(
-    case: Unequal, x: "Array", y: "Array", source: Reader, reader: Reader
+    case: DifferingPair, x: "Array", y: "Array", source: RowReader, reader: RowReader
 ) -> lattices.FoundScheme | None:
     """Return the scheme that only one side was packed in, as its values show."""
     seen = case.context.schemes
     known = tuple(seen.found)
     row = encoding_row(reader.encoding.split("+")[0])
     # What bitsandbytes decodes was rounded to its quant state's dtype: to BF16 at worst.
-    stored = reader.encoding if plain(reader) else "BF16" if row.claim else "F32"
+    stored = reader.encoding if is_plain_float(reader) else "BF16" if row.claim else "F32"
     search = bool(known) or seen.fruitless < FRUITLESS or row.block_size > 1
-    made = lattices.found(y, stored, known, search)
+    made = lattices.find_scheme(y, stored, known, search)
     if made is None:
         seen.fruitless += 1
         return None
-    unit = lattices.Unit.of(source.encoding if plain(source) else "F32")
-    if lattices.share(x, made.code, made.grouping, unit) > SAME_SCHEME:
+    unit = lattices.StorageUnit.of(source.encoding if is_plain_float(source) else "F32")
+    if lattices.share_of_fitting_cells(x, made.code, made.grouping, unit) > SAME_SCHEME:
         return None
     if (made.code, made.grouping) not in known:
         seen.found.append((made.code, made.grouping))
     return made
 
 
-def _codes(reader: Reader) -> CodeTable:
+def _code_table(reader: RowReader) -> CodeTable:
     """Return what the codes of a packed weight count as."""
     packed = reader.side.stored[0].packed
     codes: CodeTable | None = None if packed is None else packed().codes()
@@ -212,14 +213,14 @@ def _codes(reader: Reader) -> CodeTable:
     return codes
 
 
-def _bits(codes: CodeTable) -> int:
+def _code_bits(codes: CodeTable) -> int:
     """Return the bits of codes that are integers, else 0."""
     return codes.bits if np.isin(np.diff(np.sort(codes.values)), 1.0).all() else 0
 
 
-def _scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Array":
+def _cell_scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Array":
     """Return the scale of every cell [cells]: the distance of its ends over that of its codes'."""
-    wide = lattices.split(np.abs(lattice.high - lattice.low), grouping)
+    wide = lattices.split_cells(np.abs(lattice.high - lattice.low), grouping)
     with np.errstate(all="ignore"):
         found: Array = np.nan_to_num(np.nanmedian(wide, axis=1)) / np.ptp(
             codes.values[np.isfinite(codes.values)]
@@ -240,28 +241,30 @@ def grouping_of(lattice: Lattice) -> Grouping:
     return Grouping(tall, wide)
 
 
-def cells(copy: Copy, values: "Array") -> "Array":
+def copy_cells(copy: PackedCopy, values: "Array") -> "Array":
     """Return values of the copy's shape as cells [cells, elements], NaN outside."""
-    return lattices.split(values, copy.grouping)
+    return lattices.split_cells(values, copy.grouping)
 
 
-def spread(copy: Copy, numbers: "Array") -> "Array":
+def spread_over_copy(copy: PackedCopy, numbers: "Array") -> "Array":
     """Return one number a cell as an array of the copy's shape."""
-    return lattices.spread(numbers, copy.y.shape, copy.grouping)
+    return lattices.spread_over_cells(numbers, copy.y.shape, copy.grouping)
 
 
-def scaled(lattice: Lattice, factor: "Array | float", offset: "Array | float" = 0.0) -> Lattice:
+def scale_lattice(
+    lattice: Lattice, factor: "Array | float", offset: "Array | float" = 0.0
+) -> Lattice:
     """Return a lattice whose values are multiplied and moved."""
     return Lattice(
         lattice.step * np.abs(factor), lattice.low * factor + offset, lattice.high * factor + offset
     )
 
 
-def ordered(lattice: Lattice, rows: "Array | slice", columns: "Array | slice") -> Lattice:
+def reorder_lattice(lattice: Lattice, rows: "Array | slice", columns: "Array | slice") -> Lattice:
     """Return a lattice with rows and columns in another order."""
     return Lattice(*(part[rows][:, columns] for part in lattice))
 
 
-def moved(copy: Copy, y: "Array", lattice: Lattice) -> Copy:
+def replace_copy_values(copy: PackedCopy, y: "Array", lattice: Lattice) -> PackedCopy:
     """Return the copy with other values and lattice."""
     return replace(copy, y=y, lattice=lattice)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
-from aprfmt.causes.tensor.overwritten_bytes import stretches
+from aprfmt.causes.tensor.overwritten_bytes import join_places
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.measure.findings import Finding
 
@@ -43,7 +43,7 @@ class DamagedRun(NamedTuple):
         return f"bytes {at} to {at + self.stop - self.start - 1} of {name}{held}"
 
 
-def damaged_parts(case: Unequal) -> Iterator[Finding]:
+def explain_damaged_parts(case: DifferingPair) -> Iterator[Finding]:
     """Ask whether all but a few short runs of the parts' bytes are equal."""
     a, b = case.a.side, case.b.side
     if len(a.stored) != 1 or len(b.stored) != 1 or a.encoding != b.encoding:
@@ -56,7 +56,7 @@ def damaged_parts(case: Unequal) -> Iterator[Finding]:
             part.info.shape,
         ):
             return
-        runs = _runs(other, part)
+        runs = _differing_runs(other, part)
         if runs is None or len(found) + len(runs) > RUNS:
             return
         found += runs
@@ -75,7 +75,7 @@ def damaged_parts(case: Unequal) -> Iterator[Finding]:
     )
 
 
-def _runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
+def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
     """Return the runs of a part that differ; None where they are too many or too long."""
     info = b.info
     size = info.nbytes
@@ -90,7 +90,7 @@ def _runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
             x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
             yield np.flatnonzero(x != y) + start
 
-    places = stretches(apart(), GAP, RUNS)
+    places = join_places(apart(), GAP, RUNS)
     if places is None:
         return None
     found = []
@@ -105,6 +105,9 @@ def _runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
 
 HYPOTHESES = (
     PairHypothesis(
-        ("bit_rot",), damaged_parts, 70, "damaged parts, before what decodes a packed weight"
+        ("bit_rot",),
+        explain_damaged_parts,
+        70,
+        "damaged parts, before what decodes a packed weight",
     ),
 )

@@ -13,13 +13,13 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
-from aprfmt.causes.tensor.packed_copies import Copy, explanation
+from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
 from aprfmt.causes.tensor.proof import make_finding, prove_values
 from aprfmt.codecs import CODECS, decode
 from aprfmt.codecs.dialect import Parts, StoredPart
 from aprfmt.codecs.lattice import Lattice, PackedWeight
 from aprfmt.errors import AprfmtError
-from aprfmt.measure.bounds import fit
+from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ _ORDERS = (
 )
 
 
-class Reread(NamedTuple):
+class PartReading(NamedTuple):
     """Another way to read a packed weight; `change` returns None where it means nothing."""
 
     cause: str
@@ -78,13 +78,14 @@ class Reread(NamedTuple):
 # --- changes of a dialect's parts -----------------------------------------------------------------
 
 
-def _changed(parts: Parts, suffix: str, change: "Callable[[Array], Array]") -> Parts:
+def _change_part(parts: Parts, suffix: str, change: "Callable[[Array], Array]") -> Parts:
+    """Return parts with one of them changed."""
     part = parts[suffix]
     raw = np.frombuffer(part.raw, np.uint8)
     return {suffix: part._replace(raw=np.ascontiguousarray(change(raw)).tobytes())}
 
 
-def _nibbles(
+def _reorder_nibbles(
     order: tuple[int, ...], *suffixes: str, codes: bool = True
 ) -> Callable[[PackedWeight], PackedWeight | None]:
     """Return a change that puts the nibbles of every word of these parts in another order.
@@ -109,13 +110,13 @@ def _nibbles(
         for suffix in chosen:
             if len(memoryview(weight.parts[suffix].raw).cast("B")) * 2 % len(order):
                 return None
-            parts |= _changed(weight.parts, suffix, reordered)
+            parts |= _change_part(weight.parts, suffix, reordered)
         return weight.altered(parts)  # type: ignore[arg-type]
 
     return change
 
 
-def _relabelled(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
+def _relabel_floats(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
     """Return a change that reads 8-bit floats as those of another encoding."""
 
     def change(weight: PackedWeight) -> PackedWeight | None:
@@ -127,7 +128,7 @@ def _relabelled(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
     return change
 
 
-def _other_format(weight: PackedWeight) -> PackedWeight | None:
+def _other_gptq_format(weight: PackedWeight) -> PackedWeight | None:
     """Return a GPTQ weight read by the other rule of zero points."""
     if weight.dialect.name != "gptq":
         return None
@@ -135,7 +136,7 @@ def _other_format(weight: PackedWeight) -> PackedWeight | None:
     return weight.altered(checkpoint_format="gptq" if now == "gptq_v2" else "gptq_v2")
 
 
-def _in_order(weight: PackedWeight) -> PackedWeight | None:
+def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
     """Return a weight with an order of activation read without it."""
     for suffix in (".g_idx", ".weight_g_idx"):
         if suffix in weight.parts:
@@ -143,21 +144,39 @@ def _in_order(weight: PackedWeight) -> PackedWeight | None:
     return None
 
 
-READINGS: tuple[Reread, ...] = (
-    Reread("zero_point", "zero points follow the other rule of GPTQ (v1 stores them less one)",
-            _other_format),
-    *(Reread("fp8_variant", f"bytes are {name} under another label", _relabelled(name))
-      for name in ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")),
-    Reread("packing_order", "bytes have the high nibble first", _nibbles((1, 0))),
-    *(Reread("packing_order", f"words hold their eight codes in {what}", _nibbles(order, *more))
-      for more in ((), (".qzeros",)) for what, order in _ORDERS),
-    *(Reread("packing_order", f"words hold their eight zero points in {what}, their codes not",
-              _nibbles(order, ".qzeros", codes=False)) for what, order in _ORDERS),
-    Reread("group_index", "g_idx belongs to no order of its inputs", _in_order),
-)  # fmt: skip
+READINGS: tuple[PartReading, ...] = (
+    PartReading(
+        "zero_point",
+        "zero points follow the other rule of GPTQ (v1 stores them less one)",
+        _other_gptq_format,
+    ),
+    *(
+        PartReading("fp8_variant", f"bytes are {name} under another label", _relabel_floats(name))
+        for name in ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")
+    ),
+    PartReading("packing_order", "bytes have the high nibble first", _reorder_nibbles((1, 0))),
+    *(
+        PartReading(
+            "packing_order",
+            f"words hold their eight codes in {what}",
+            _reorder_nibbles(order, *more),
+        )
+        for more in ((), (".qzeros",))
+        for what, order in _ORDERS
+    ),
+    *(
+        PartReading(
+            "packing_order",
+            f"words hold their eight zero points in {what}, their codes not",
+            _reorder_nibbles(order, ".qzeros", codes=False),
+        )
+        for what, order in _ORDERS
+    ),
+    PartReading("group_index", "g_idx belongs to no order of its inputs", _ignore_activation_order),
+)
 
 
-def read_otherwise(copy: Copy) -> Iterator[Finding]:
+def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
     """Find a reading of the stored parts that gives the source."""
     view = copy.reader.side
     if view.lattice is not None:
@@ -166,16 +185,16 @@ def read_otherwise(copy: Copy) -> Iterator[Finding]:
             changed = [reading.change(weight) for weight in weights]
             if any(one is None for one in changed):
                 continue
-            found = _confirmed(copy, reading, [one for one in changed if one is not None])
+            found = _confirm_reading(copy, reading, [one for one in changed if one is not None])
             if found is not None:
                 yield found
                 return
-        yield from _groups(copy, weights)
+        yield from _explain_groups(copy, weights)
         return
-    yield from _of_blocks(copy)
+    yield from _explain_block_fields(copy)
 
 
-def codes_alone(copy: Copy) -> Iterator[Finding]:
+def explain_unscaled_codes(copy: PackedCopy) -> Iterator[Finding]:
     """Find that the source holds the copy's codes as numbers: its scales were not applied.
 
     All of them must be equal, to the bit.
@@ -205,9 +224,10 @@ def codes_alone(copy: Copy) -> Iterator[Finding]:
     yield make_finding("quant_scale", (copy.case.key,), says, copy.case.before.relative, 0.0, proof)
 
 
-def _confirmed(
-    copy: Copy, reading: Reread, weights: list[PackedWeight], free: int = 0
+def _confirm_reading(
+    copy: PackedCopy, reading: PartReading, weights: list[PackedWeight], free: int = 0
 ) -> Finding | None:
+    """Return the explanation by a reading that gives the source; None if it does not."""
     view = copy.reader.side
     try:
         values = [weight.decode() for weight in weights]
@@ -220,13 +240,13 @@ def _confirmed(
     index = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
     wide = [view.undone(list(arrays)) for arrays in zip(*(p for p in parts if p), strict=True)]
     lattice = Lattice(*(np.asarray(part).reshape(-1, y.shape[-1])[index] for part in wide))
-    after = fit(copy.x, np.asarray(y, np.float64).reshape(-1, y.shape[-1])[index], lattice)
+    after = fit_errors(copy.x, np.asarray(y, np.float64).reshape(-1, y.shape[-1])[index], lattice)
     if not copy.better(after):
         return None
-    return explanation(copy, reading.cause, (f"{copy.whose} {reading.says}",), after, free)
+    return explain_copy(copy, reading.cause, (f"{copy.whose} {reading.says}",), after, free)
 
 
-def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Finding]:
+def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[Finding]:
     """Find the group of every input of a GPTQ weight: an index that is missing or wrong."""
     if len(weights) != 1 or weights[0].dialect.name != "gptq" or copy.rows is not None:
         return
@@ -252,7 +272,9 @@ def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Finding]:
         if runs
         else "inputs have the scales of other groups: their g_idx is missing or another's"
     )
-    found = _confirmed(copy, Reread("group_index", says, lambda w: w), [read(best)], inputs)
+    found = _confirm_reading(
+        copy, PartReading("group_index", says, lambda w: w), [read(best)], inputs
+    )
     if found is not None:
         yield found
 
@@ -260,7 +282,7 @@ def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Finding]:
 # --- blocks of GGUF -------------------------------------------------------------------------------
 
 
-def _of_blocks(copy: Copy) -> Iterator[Finding]:
+def _explain_block_fields(copy: PackedCopy) -> Iterator[Finding]:
     """Find fields of GGUF blocks that are exchanged or have the other sign."""
     view = copy.reader.side
     codec = CODECS[view.encoding] if view.encoding in CODECS else None
@@ -277,14 +299,16 @@ def _of_blocks(copy: Copy) -> Iterator[Finding]:
         y = y.reshape(copy.x.shape)
         if not np.isfinite(y).all():
             continue
-        scheme = lattices.found(y, "F32", tuple(copy.case.context.schemes.found), True)
-        after = None if scheme is None else fit(copy.x, y, scheme.lattice)
+        scheme = lattices.find_scheme(y, "F32", tuple(copy.case.context.schemes.found), True)
+        after = None if scheme is None else fit_errors(copy.x, y, scheme.lattice)
         if after is not None and copy.better(after):
-            yield explanation(copy, cause, (f"{copy.whose} {says}", copy.reader.encoding), after)
+            yield explain_copy(copy, cause, (f"{copy.whose} {says}", copy.reader.encoding), after)
             return
 
 
-def _exchanged(*pair: str) -> "Callable[[Array], Array | None]":
+def _exchange_members(*pair: str) -> "Callable[[Array], Array | None]":
+    """Return what gives blocks with two members exchanged."""
+
     def change(blocks: "Array") -> "Array | None":
         if not set(pair) <= set(blocks.dtype.names or ()):
             return None
@@ -296,7 +320,7 @@ def _exchanged(*pair: str) -> "Callable[[Array], Array | None]":
     return change
 
 
-def _members_changed(
+def _change_members(
     change: "Callable[[Array], Array]", *names: str
 ) -> "Callable[[Array], Array | None]":
     """Return what gives blocks with the members `names` changed; None where they have none."""
@@ -313,11 +337,12 @@ def _members_changed(
     return made
 
 
-def _nibbles_turned(values: "Array") -> "Array":
+def _swap_nibbles(values: "Array") -> "Array":
+    """Return bytes with their nibbles exchanged."""
     return values >> 4 | values << 4
 
 
-def _unmixed(blocks: "Array") -> "Array | None":
+def _unmix_nibbles(blocks: "Array") -> "Array | None":
     """Return blocks whose nibbles were written as every second value, in two halves."""
     if "qs" not in (blocks.dtype.names or ()) or blocks["qs"].ndim != 2:
         return None
@@ -329,13 +354,17 @@ def _unmixed(blocks: "Array") -> "Array | None":
 
 
 _FIELDS: "tuple[tuple[str, str, Callable[[Array], Array | None]], ...]" = (
-    ("quant_min", "d and dmin are exchanged", _exchanged("d", "dmin")),
-    ("quant_min", "d and m are exchanged", _exchanged("d", "m")),
-    ("quant_min", "minima have the other sign", _members_changed(neg, "dmin", "m")),
+    ("quant_min", "d and dmin are exchanged", _exchange_members("d", "dmin")),
+    ("quant_min", "d and m are exchanged", _exchange_members("d", "m")),
+    ("quant_min", "minima have the other sign", _change_members(neg, "dmin", "m")),
     (
         "packing_order",
         "bytes have the high nibble first",
-        _members_changed(_nibbles_turned, "qs", "ql"),
+        _change_members(_swap_nibbles, "qs", "ql"),
     ),
-    ("packing_order", "nibbles of a byte are neighbours, where they are two halves", _unmixed),
+    (
+        "packing_order",
+        "nibbles of a byte are neighbours, where they are two halves",
+        _unmix_nibbles,
+    ),
 )

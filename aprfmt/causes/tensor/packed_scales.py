@@ -13,9 +13,15 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.lattices import Grouping
-from aprfmt.causes.tensor.packed_copies import Copy, cells, explanation, scaled, spread
+from aprfmt.causes.tensor.packed_copies import (
+    PackedCopy,
+    copy_cells,
+    explain_copy,
+    scale_lattice,
+    spread_over_copy,
+)
 from aprfmt.codecs import fp8
-from aprfmt.measure.bounds import fit
+from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.findings import Finding
 
 if TYPE_CHECKING:
@@ -52,16 +58,16 @@ SURE = 4.0  # standard errors that it may be off
 FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
 
-def factors(copy: Copy, y: "Array") -> "Array":
+def cell_factors(copy: PackedCopy, y: "Array") -> "Array":
     """Return the least-squares factor of every cell [cells]; 1 for a cell of zeros."""
-    mine, source = (np.nan_to_num(lattices.split(v, copy.grouping)) for v in (y, copy.x))
+    mine, source = (np.nan_to_num(lattices.split_cells(v, copy.grouping)) for v in (y, copy.x))
     square, product = (mine * mine).sum(1), (mine * source).sum(1)
     return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
 
 
-def affine(copy: Copy) -> tuple["Array", "Array"]:
+def cell_factors_and_offsets(copy: PackedCopy) -> tuple["Array", "Array"]:
     """Return the least-squares factor and offset of every cell [cells]."""
-    mine, source = (lattices.split(v, copy.grouping) for v in (copy.y, copy.x))
+    mine, source = (lattices.split_cells(v, copy.grouping) for v in (copy.y, copy.x))
     m, s = np.nanmean(mine, axis=1), np.nanmean(source, axis=1)
     away = np.nan_to_num(mine - m[:, None])
     square = (away * away).sum(1)
@@ -70,7 +76,7 @@ def affine(copy: Copy) -> tuple["Array", "Array"]:
     return factor, s - factor * m
 
 
-def scales(copy: Copy, *, related: bool = True) -> Iterator[Finding]:
+def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Finding]:
     """Find scales that are wrong: a factor a cell makes the errors usual.
 
     With `related` only those of which it can be said how they go with the right ones. Cells may be
@@ -78,19 +84,19 @@ def scales(copy: Copy, *, related: bool = True) -> Iterator[Finding]:
     """
     seen = []
     for grouping in (copy.grouping, *lattices.groupings(*copy.y.shape)):
-        if grouping in seen or not _divides(grouping, copy):
+        if grouping in seen or not _cells_fit_inside(grouping, copy):
             continue
         seen.append(grouping)
-        finer = replace(copy, grouping=grouping, scales=_of_cells(copy, grouping))
-        factor = factors(finer, finer.y)
+        finer = replace(copy, grouping=grouping, scales=_scales_of_cells(copy, grouping))
+        factor = cell_factors(finer, finer.y)
         if not (np.isfinite(factor).all() and factor.all()):
             continue
-        wide = spread(finer, factor)
-        after = fit(copy.x, copy.y * wide, scaled(copy.lattice, wide))
+        wide = spread_over_copy(finer, factor)
+        after = fit_errors(copy.x, copy.y * wide, scale_lattice(copy.lattice, wide))
         if not copy.better(after):
             continue
         wrong = np.abs(factor - 1) > NEAR
-        relation = _relation(finer, finer.scales * factor, wrong, after.relative)
+        relation = _scale_relation(finer, finer.scales * factor, wrong, after.relative)
         if bool(relation) != related or (
             not relation and np.ptp(factor) <= NEAR * np.abs(factor).mean()
         ):
@@ -99,11 +105,11 @@ def scales(copy: Copy, *, related: bool = True) -> Iterator[Finding]:
         numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
         says = f"{copy.whose} scales are wrong: {relation or 'other ones stand there'}"
         cause = "nested_offset" if relation == NESTED else "quant_scale"
-        yield explanation(copy, cause, (says, few, numbers, copy.scheme), after, factor.size)
+        yield explain_copy(copy, cause, (says, few, numbers, copy.scheme), after, factor.size)
         return
 
 
-def _divides(grouping: Grouping, copy: Copy) -> bool:
+def _cells_fit_inside(grouping: Grouping, copy: PackedCopy) -> bool:
     """Say whether these cells fit inside the copy's own."""
     own = copy.grouping
     tall, wide = own.rows or copy.y.shape[0], own.columns or copy.y.shape[1]
@@ -111,20 +117,22 @@ def _divides(grouping: Grouping, copy: Copy) -> bool:
     return rows <= tall and columns <= wide
 
 
-def _of_cells(copy: Copy, grouping: Grouping) -> "Array":
+def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":
     """Return the copy's scale in every cell of a finer grouping."""
-    return np.asarray(np.nanmax(lattices.split(spread(copy, copy.scales), grouping), axis=1))
+    return np.asarray(
+        np.nanmax(lattices.split_cells(spread_over_copy(copy, copy.scales), grouping), axis=1)
+    )
 
 
 NESTED = "each is too small by one number: the offset of nested absmax was lost"
 
 
-def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> str:
+def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: float) -> str:
     """Say how stored scales go with the right ones [cells]; "" where they do in no known way.
 
     A factor is known to about the copy's relative error over the root of a cell's elements.
     """
-    if _plain_codes(copy):
+    if _are_fp8_codes(copy):
         return "they are ignored, as if each were 1"
     stored = copy.scales
     limit = max(LEAST, SURE * relative / (copy.y.size / stored.size) ** 0.5)
@@ -145,7 +153,7 @@ def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> st
         return "they are inverted, up to one factor"
     rows = -(-copy.y.shape[0] // (copy.grouping.rows or copy.y.shape[0]))
     grid, true = stored.reshape(rows, -1), right.reshape(rows, -1)
-    moved = _moved(grid, true, near)
+    moved = _scale_move(grid, true, near)
     if moved:
         return moved
     if wrong.any() and wrong.sum() <= 0.5 * wrong.size:
@@ -165,7 +173,7 @@ def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> st
     return ""
 
 
-def _plain_codes(copy: Copy) -> bool:
+def _are_fp8_codes(copy: PackedCopy) -> bool:
     """Return whether all values are numbers of the 8-bit float that the copy's codes are of.
 
     The scale of float codes shows in the values up to a power of two: where the finest codes do
@@ -176,7 +184,7 @@ def _plain_codes(copy: Copy) -> bool:
     return table is not None and copy.again and bool(np.isin(copy.y, table.values).all())
 
 
-def _moved(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
+def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
     """Say how scales stand elsewhere than they should: shifted, turned; "" where they do not."""
     for shift in (1, -1):
         for axis, what in ((1, "group"), (0, "row of groups"), (None, "group")):
@@ -195,21 +203,21 @@ def _moved(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]")
 # --- minima ---------------------------------------------------------------------------------------
 
 
-def minima(copy: Copy) -> Iterator[Finding]:
+def explain_minima(copy: PackedCopy) -> Iterator[Finding]:
     """Find what is added to each group's values wrong: another sign, lost, or scales exchanged."""
-    factor, offset = affine(copy)
+    factor, offset = cell_factors_and_offsets(copy)
     if not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
         return
-    off_by = np.nanmean(cells(copy, np.abs(copy.x - copy.y) / copy.lattice.step), axis=1)
+    off_by = np.nanmean(copy_cells(copy, np.abs(copy.x - copy.y) / copy.lattice.step), axis=1)
     if not (off_by > OFF).mean() >= 0.5:
         return  # damage of some groups, which no relation of all explains
-    only = np.nanmean(cells(copy, copy.x - copy.y), axis=1)
+    only = np.nanmean(copy_cells(copy, copy.x - copy.y), axis=1)
     for k, h in ((np.ones_like(only), only), (factor, offset)):
-        wide, off = spread(copy, k), spread(copy, h)
-        y, lattice = copy.y * wide + off, scaled(copy.lattice, wide, off)
-        if not copy.better(fit(copy.x, y, lattice)):
+        wide, off = spread_over_copy(copy, k), spread_over_copy(copy, h)
+        y, lattice = copy.y * wide + off, scale_lattice(copy.lattice, wide, off)
+        if not copy.better(fit_errors(copy.x, y, lattice)):
             continue
-        says = _of_minima(copy, k, h)
+        says = _minima_relation(copy, k, h)
         if says:
             said = f"{copy.whose} {says}", copy.scheme
             found = copy.explained("quant_min", said, y, lattice, 2 * factor.size)
@@ -218,35 +226,35 @@ def minima(copy: Copy) -> Iterator[Finding]:
         return
 
 
-def above_minima(copy: Copy) -> Iterator[Finding]:
+def explain_scales_above_minima(copy: PackedCopy) -> Iterator[Finding]:
     """Find scales that are wrong where minima are right: a factor on what stands above each."""
-    low = np.nanmin(cells(copy, copy.lattice.low), axis=1)
+    low = np.nanmin(copy_cells(copy, copy.lattice.low), axis=1)
     if not low.any() or not np.isfinite(low).all():
         return
-    base = spread(copy, low)
-    mine, source = (np.nan_to_num(cells(copy, values - base)) for values in (copy.y, copy.x))
+    base = spread_over_copy(copy, low)
+    mine, source = (np.nan_to_num(copy_cells(copy, values - base)) for values in (copy.y, copy.x))
     square = (mine * mine).sum(1)
     factor = np.where(square > 0, (mine * source).sum(1) / np.where(square > 0, square, 1.0), 1.0)
     if not (np.isfinite(factor).all() and factor.all()):
         return
-    wide = spread(copy, factor)
+    wide = spread_over_copy(copy, factor)
     off = base * (1 - wide)
-    after = fit(copy.x, copy.y * wide + off, scaled(copy.lattice, wide, off))
+    after = fit_errors(copy.x, copy.y * wide + off, scale_lattice(copy.lattice, wide, off))
     wrong = np.abs(factor - 1) > NEAR
     if not copy.better(after) or wrong.mean() < 0.5:
         return
-    relation = _relation(copy, copy.scales * factor, wrong, after.relative)
+    relation = _scale_relation(copy, copy.scales * factor, wrong, after.relative)
     says = (
         f"{copy.whose} scales are wrong, their minima right: {relation or 'other ones stand there'}"
     )
     numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
-    yield explanation(copy, "quant_scale", (says, numbers, copy.scheme), after, factor.size)
+    yield explain_copy(copy, "quant_scale", (says, numbers, copy.scheme), after, factor.size)
 
 
-def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
+def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
     """Say how factors and offsets of cells go with the minima that are stored."""
-    low = np.nanmin(cells(copy, copy.lattice.low), axis=1)
-    step = np.nanmedian(cells(copy, copy.lattice.step), axis=1)
+    low = np.nanmin(copy_cells(copy, copy.lattice.low), axis=1)
+    step = np.nanmedian(copy_cells(copy, copy.lattice.step), axis=1)
     wrong = (np.abs(factor - 1) > NEAR) | (np.abs(offset) > step / 2)
     if wrong.mean() < 0.5:
         return ""  # damage of some blocks: nothing that was done to all
@@ -273,7 +281,7 @@ def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
 # --- groups of inputs -----------------------------------------------------------------------------
 
 
-def columns(copy: Copy) -> Iterator[Finding]:
+def explain_input_scales(copy: PackedCopy) -> Iterator[Finding]:
     """Find inputs that have another group's scale: an order of activation that was ignored."""
     rows, count = copy.y.shape
     wide = copy.grouping.columns
@@ -295,7 +303,7 @@ def columns(copy: Copy) -> Iterator[Finding]:
         "group_index",
         (f"{copy.whose} inputs have the scales of other groups: g_idx was ignored",
          f"{int((best != own).sum())} of {count} inputs"),
-        copy.y * ratio, scaled(copy.lattice, ratio), count,
+        copy.y * ratio, scale_lattice(copy.lattice, ratio), count,
     )  # fmt: skip
     if found is not None:
         yield found

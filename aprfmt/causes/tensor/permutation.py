@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.row_sources import MATCHED, nearest
-from aprfmt.measure.numbers import wide
-from aprfmt.measure.row_reader import Reader
+from aprfmt.causes.tensor.differing_pair import DifferingPair
+from aprfmt.causes.tensor.row_sources import MATCHED, nearest_rows
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -33,30 +33,30 @@ class FoundLines:
         return len(self.index) == self.count
 
 
-def find_rows(case: Unequal) -> FoundLines | None:
+def find_rows(case: DifferingPair) -> FoundLines | None:
     """Return the places of A's rows in B; of tensors with many rows, of the sample's only."""
     slack = 2 * case.slack() + 1e-6
     if case.a.columns == 1:
-        return _sorted(case)
+        return _match_by_sorting(case)
     if case.b.rows != case.a.rows:
         return None
     if case.a.rows > MATCHED and case.slack() == 0 and case.a.row_bytes == case.b.row_bytes:
-        return _hashed(case)
+        return _match_by_hash(case)
     rng = np.random.default_rng(16)
     onto = rng.standard_normal((case.a.columns, PROJECTIONS))
-    b = _projected(case.b, case, onto)
-    first = nearest(wide(case.sample_a) @ onto, b, slack, case.sample)
+    b = _project_rows(case.b, case, onto)
+    first = nearest_rows(to_float64(case.sample_a) @ onto, b, slack, case.sample)
     if (first >= 0).mean() < 0.5:
         return None
     if case.a.rows > MATCHED:
         known = first >= 0
         return FoundLines(case.sample[known], first[known], case.a.rows, 0)
     every = np.arange(case.a.rows)
-    at = nearest(_projected(case.a, case, onto), b, slack, every)
+    at = nearest_rows(_project_rows(case.a, case, onto), b, slack, every)
     return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
 
 
-def _hashed(case: Unequal) -> FoundLines | None:
+def _match_by_hash(case: DifferingPair) -> FoundLines | None:
     """Match rows by their bytes; a row keeps its number if several rows are equal."""
     if case.a.row_bytes is None:
         return None
@@ -78,27 +78,27 @@ def _hashed(case: Unequal) -> FoundLines | None:
     return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
 
 
-def find_columns(case: Unequal) -> FoundLines | None:
+def find_columns(case: DifferingPair) -> FoundLines | None:
     """Return the places of A's columns in B, compared on the sample's rows."""
     columns = case.a.columns
     if not 1 < columns <= MATCHED or case.b.columns != columns:
         return None
-    a, b = (np.nan_to_num(wide(side)).T for side in (case.sample_a, case.sample_b))
+    a, b = (np.nan_to_num(to_float64(side)).T for side in (case.sample_a, case.sample_b))
     few = np.linspace(0, columns - 1, 16).astype(np.int64)
     slack = 2 * case.slack() + 1e-6
-    if (nearest(a[few], b, slack, few) >= 0).mean() < 0.5:
+    if (nearest_rows(a[few], b, slack, few) >= 0).mean() < 0.5:
         return None
     every = np.arange(columns)
-    at = nearest(a, b, slack, every)
+    at = nearest_rows(a, b, slack, every)
     return FoundLines(every[at >= 0], at[at >= 0], columns, 1)
 
 
-def _sorted(case: Unequal) -> FoundLines | None:
+def _match_by_sorting(case: DifferingPair) -> FoundLines | None:
     """Match the values of a vector by sorting; equal values keep their place if possible."""
     if case.a.size > MATCHED or case.a.size != case.b.size:
         return None
     every = np.arange(case.a.rows)
-    a, b = (wide(side.take(every)).reshape(-1) for side in (case.a, case.b))
+    a, b = (to_float64(side.take(every)).reshape(-1) for side in (case.a, case.b))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return None
     at = np.full(a.size, -1)
@@ -112,30 +112,31 @@ def _sorted(case: Unequal) -> FoundLines | None:
     return FoundLines(every, at, a.size, 0)
 
 
-def _projected(side: Reader, case: Unequal, onto: "Array") -> "Array":
+def _project_rows(side: RowReader, case: DifferingPair, onto: "Array") -> "Array":
+    """Return a side's rows multiplied by a vector."""
     return np.concatenate(
-        [np.nan_to_num(wide(side.take(rows))) @ onto for rows in case.windows(None)]
+        [np.nan_to_num(to_float64(side.take(rows))) @ onto for rows in case.windows(None)]
     )
 
 
 # --- kinds of rearrangement -------------------------------------------------------------------
 
 
-def to_pairs(count: int, heads: int) -> "Array":
+def adjacent_pair_order(count: int, heads: int) -> "Array":
     """Return p: split-half row i of each head is row p[i] in adjacent-pair order."""
     size = count // heads
     inside = np.arange(size).reshape(size // 2, 2).T.reshape(-1)
     return (np.arange(heads)[:, None] * size + inside[None, :]).reshape(-1)
 
 
-def inverse(p: "Array") -> "Array":
+def invert_permutation(p: "Array") -> "Array":
     """Return the permutation that undoes `p`."""
     found = np.empty_like(p)
     found[p] = np.arange(len(p))
     return found
 
 
-def head_counts(case: Unequal, count: int) -> list[int]:
+def head_counts(case: DifferingPair, count: int) -> list[int]:
     """Return possible numbers of heads in `count` rows, the model's own first."""
     told = case.sizes("n_heads", "n_kv_heads")
     sizes = [count // size for size in case.sizes("head_dim", "rope_dim") if count % size == 0]
@@ -143,39 +144,43 @@ def head_counts(case: Unequal, count: int) -> list[int]:
     return [h for h in dict.fromkeys((*sizes, *told, *every)) if h and count % (2 * h) == 0]
 
 
-def fits(found: FoundLines, p: "Array") -> bool:
+def permutation_fits(found: FoundLines, p: "Array") -> bool:
     """Say whether a permutation agrees with every line found."""
     return bool((p[found.index] == found.at).all())
 
 
-def pairings(case: Unequal, found: FoundLines) -> "Iterator[tuple[int, str, Array]]":
+def fitting_pair_orders(
+    case: DifferingPair, found: FoundLines
+) -> "Iterator[tuple[int, str, Array]]":
     """Yield (heads, direction, p) of every pair order that fits."""
     for heads in head_counts(case, found.count):
-        p = to_pairs(found.count, heads)
-        if fits(found, p):
+        p = adjacent_pair_order(found.count, heads)
+        if permutation_fits(found, p):
             yield heads, "split halves in A, adjacent pairs in B", p
-        elif fits(found, inverse(p)):
-            yield heads, "adjacent pairs in A, split halves in B", inverse(p)
+        elif permutation_fits(found, invert_permutation(p)):
+            yield heads, "adjacent pairs in A, split halves in B", invert_permutation(p)
 
 
-def regrouped(case: Unequal, found: FoundLines, right: int) -> "Iterator[tuple[int, str, Array]]":
+def regrouped_orders(
+    case: DifferingPair, found: FoundLines, right: int
+) -> "Iterator[tuple[int, str, Array]]":
     """Yield (heads, words, p) of pairs made for one number of heads and undone for another."""
     if found.count % (2 * right):
         return
-    own = to_pairs(found.count, right)
+    own = adjacent_pair_order(found.count, right)
     for heads in head_counts(case, found.count):
         if heads == right:
             continue
-        other = to_pairs(found.count, heads)
+        other = adjacent_pair_order(found.count, heads)
         for p, words in (
-            (inverse(own)[other], f"made for {heads} heads and undone for {right}"),
-            (inverse(other)[own], f"made for {right} heads and undone for {heads}"),
+            (invert_permutation(own)[other], f"made for {heads} heads and undone for {right}"),
+            (invert_permutation(other)[own], f"made for {right} heads and undone for {heads}"),
         ):
-            if fits(found, p):
+            if permutation_fits(found, p):
                 yield heads, words, p
 
 
-def blocks(found: FoundLines, size: int) -> "Array | None":
+def block_permutation(found: FoundLines, size: int) -> "Array | None":
     """Return q: block b of A is block q[b] of B; None if a block is not moved as a whole."""
     if size < 1 or found.count % size or found.count == size:
         return None
@@ -188,12 +193,12 @@ def blocks(found: FoundLines, size: int) -> "Array | None":
     return q if len(set(q.tolist())) == len(q) else None
 
 
-def spread(q: "Array", size: int) -> "Array":
+def expand_blocks(q: "Array", size: int) -> "Array":
     """Return the permutation of single rows that moves whole blocks."""
     return (q[:, None] * size + np.arange(size)[None, :]).reshape(-1)
 
 
-def shift(found: FoundLines) -> int | None:
+def constant_shift(found: FoundLines) -> int | None:
     """Return k if every line found is k further down (k < 0: up), with wrap-around; else None."""
     away = np.unique((found.at - found.index) % found.count)
     if len(away) != 1 or away[0] == 0:

@@ -13,12 +13,12 @@ import numpy as np
 
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import wide
+from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.proofs import BITS, Proof
 from aprfmt.measure.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from aprfmt.causes.tensor.differing_pair import Unequal
+    from aprfmt.causes.tensor.differing_pair import DifferingPair
     from aprfmt.causes.tensor.guess import Guess
 
 EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
@@ -65,7 +65,7 @@ def verdict_of(cause: str, after: Sequence[float]) -> Verdict:
     return "precision" if verdict == "same" and max(after, default=0.0) > EXACT else verdict
 
 
-def prove_guess(case: "Unequal", guess: "Guess", count: int, share: float) -> Proof:
+def prove_guess(case: "DifferingPair", guess: "Guess", count: int, share: float) -> Proof:
     """Return what a guess shows that gives `share` of the `count` values that differed."""
     if guess.constant:
         return Proof(count, share, 0, math.inf)
@@ -97,7 +97,7 @@ def within_accused(count: float, share: float = 1.0) -> Proof:
 
 def _usual_bits(values: Any, slack: float) -> float:
     """Return how many digits values have on average, none finer than `slack`."""
-    flat = wide(values).reshape(-1)
+    flat = to_float64(values).reshape(-1)
     most = -math.log2(slack) if 0 < slack < 1 else math.inf
     return float(np.minimum(significant_bits(flat), most).mean()) if flat.size else 0.0
 

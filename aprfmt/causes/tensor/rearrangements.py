@@ -7,11 +7,11 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.permutation import FoundLines
-from aprfmt.causes.tensor.transposition import near, turned_inside
-from aprfmt.measure.row_reader import Reader
+from aprfmt.causes.tensor.transposition import guess_transposed_inside, samples_agree
+from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -64,21 +64,21 @@ BLOCKS = (16, 32, 64, 256)  # values a block of some encoding has
 NORMS = 1e-4  # relative difference of two norms that a rearrangement of floats never makes
 
 
-def transpose(case: Unequal) -> Iterator[Guess]:
+def guess_transposed(case: DifferingPair) -> Iterator[Guess]:
     """Guess that rows and columns are exchanged, in the data or only in the shape."""
     a, b = case.a, case.b
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.size > TRANSPOSED:
         return
     if a.shape[-2:] != b.shape[:-3:-1]:
         if a.shape == b.shape:
-            yield from turned_inside(case)
+            yield from guess_transposed_inside(case)
         return
     few = min(8, *a.shape[-2:])
     at_a = np.linspace(0, a.shape[-2] - 1, few).astype(np.int64)
     at_b = np.linspace(0, b.shape[-2] - 1, few).astype(np.int64)
     corner_a, corner_b = a.take(at_a)[:, at_b], b.take(at_b)[:, at_a]
     slack = case.slack()
-    if near(corner_a, corner_b.T, slack):
+    if samples_agree(corner_a, corner_b.T, slack):
         yield case.guess(
             "transpose",
             ("B's matrix is A's with rows and columns exchanged",),
@@ -86,11 +86,11 @@ def transpose(case: Unequal) -> Iterator[Guess]:
             lambda rows: b.whole.reshape(b.shape).swapaxes(-1, -2).reshape(a.rows, a.columns)[rows],
         )
     if a.shape == b.shape:
-        yield from turned_inside(case)
+        yield from guess_transposed_inside(case)
         return
     width = min(a.columns, b.columns)
     first = np.zeros(1, np.int64)
-    if near(a.take(first)[:, :width], b.take(first)[:, :width], slack):
+    if samples_agree(a.take(first)[:, :width], b.take(first)[:, :width], slack):
         says = (
             "the values stand in the same order under the exchanged shape: only the shape, and "
             "so the reading of it, differs"
@@ -100,43 +100,48 @@ def transpose(case: Unequal) -> Iterator[Guess]:
         )
 
 
-def rearranged(case: Unequal) -> Iterator[Guess]:
+def guess_rearranged(case: DifferingPair) -> Iterator[Guess]:
     """Guess another order of rows, then columns: rope pairs, heads, experts, an offset, or any."""
     if case.a.rows != case.b.rows or case.a.columns != case.b.columns:
         return
     ratio = case.before.norms
     if abs(ratio[0] - ratio[1]) > (NORMS + 2 * case.slack()) * max(ratio):
         return  # rearranging values does not change their norm
-    yield from _experts(case)
+    yield from _guess_expert_order(case)
     for find in (permutation.find_rows, permutation.find_columns):
         found = find(case)
         if found is not None and bool((found.index != found.at).any()):
-            yield from _named(case, found)
+            yield from _name_rearrangement(case, found)
 
 
-def _named(case: Unequal, found: FoundLines) -> Iterator[Guess]:
+def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
+    """Yield the named kinds of a rearrangement that was found, likely ones first."""
     enough = len(found.index) >= permutation.FOUND * found.count or found.count > len(found.index)
     what = "rows" if found.axis == 0 else "columns"
     if case.a.columns == 1:
         what = "values"
     whole = found.full and enough and len(set(found.at.tolist())) == found.count
     if whole:
-        yield from _blocked(case, found, what)  # for two heads an exchange is also a shift by one
-    k = permutation.shift(found)
+        yield from _guess_blocks(
+            case, found, what
+        )  # for two heads an exchange is also a shift by one
+    k = permutation.constant_shift(found)
     if k is not None and found.count > 2:
-        yield from _shifted(case, found, k, what)
+        yield from _guess_shift(case, found, k, what)
     rotated = case.role.startswith(ROTATED) or not case.context.hyper
-    for heads, way, p in permutation.pairings(case, found) if rotated else ():
-        yield _paired(case, found, heads, way, p, what)
+    for heads, way, p in permutation.fitting_pair_orders(case, found) if rotated else ():
+        yield _pairing_guess(case, found, heads, way, p, what)
         break
-    right = right_heads(case, found.count)
-    for _, words, p in permutation.regrouped(case, found, right) if rotated and right else ():
+    right = expected_heads(case, found.count)
+    for _, words, p in (
+        permutation.regrouped_orders(case, found, right) if rotated and right else ()
+    ):
         text = f"{what} reordered with the wrong head count: adjacent pairs {words}"
-        yield _guess("gqa_mapping", (text,), case, found.axis, p)
+        yield _permutation_guess("gqa_mapping", (text,), case, found.axis, p)
         break
     if not whole:
         return
-    yield from _in_blocks(case, found)
+    yield from _guess_inside_blocks(case, found)
     moved = found.index[found.index != found.at]
     label = case.row_name if found.axis == 0 else str
     pairs = ", ".join(
@@ -145,16 +150,19 @@ def _named(case: Unequal, found: FoundLines) -> Iterator[Guess]:
     more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
     text = f"B has A's {what} in another order"
     says = (text, f"{len(moved)} of {found.count} {what} moved: {pairs}{more}")
-    yield _guess("row_offset", says, case, found.axis, found.at)
+    yield _permutation_guess("row_offset", says, case, found.axis, found.at)
 
 
-def _guess(cause: str, says: tuple[str, ...], case: Unequal, axis: int, p: "Array") -> Guess:
+def _permutation_guess(
+    cause: str, says: tuple[str, ...], case: DifferingPair, axis: int, p: "Array"
+) -> Guess:
+    """Return the guess that lines along an axis stand in the order `p`."""
     b = case.b
-    right = _at(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
-    return case.guess(cause, says, "B", right, free=_numbers(case, p))
+    right = _take_in_order(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
+    return case.guess(cause, says, "B", right, free=_order_numbers(case, p))
 
 
-def _numbers(case: Unequal, p: "Array") -> int:
+def _order_numbers(case: DifferingPair, p: "Array") -> int:
     """Return how many numbers an order of lines is; 0 where the values themselves prove it.
 
     A line of several values proves its place, and so does a value that stands nowhere else. Any
@@ -167,27 +175,31 @@ def _numbers(case: Unequal, p: "Array") -> int:
     return 0 if 2 * len(np.unique(values)) >= len(values) else len(moved)
 
 
-def _at(reader: Reader, p: "Array") -> Take:
+def _take_in_order(reader: RowReader, p: "Array") -> Take:
+    """Return how to take rows in the order `p`."""
     return lambda rows: reader.take(p[rows])
 
 
-def starting_at(reader: Reader, start: int) -> Take:
+def take_rows_from(reader: RowReader, start: int) -> Take:
     """Return how to take rows, counted from row `start`."""
     return lambda rows: reader.take(rows + start)
 
 
-def _shifted(case: Unequal, found: FoundLines, k: int, what: str) -> Iterator[Guess]:
+def _guess_shift(case: DifferingPair, found: FoundLines, k: int, what: str) -> Iterator[Guess]:
+    """Guess that all lines are shifted by `k`."""
     one = what.removesuffix("s")
     around = (np.arange(found.count) + k) % found.count
     text = f"{one} i of A is {one} i{k:+d} of B"
-    yield _guess("row_offset", (text, f"the last {abs(k)} come round"), case, found.axis, around)
+    yield _permutation_guess(
+        "row_offset", (text, f"the last {abs(k)} come round"), case, found.axis, around
+    )
     if found.axis == 0:
         rows = np.arange(max(0, -k), found.count - max(0, k))
         says = text, f"{len(rows)} of {found.count} {what} are equal there"
-        yield case.guess("row_offset", says, "B", starting_at(case.b, k), rows=rows)
+        yield case.guess("row_offset", says, "B", take_rows_from(case.b, k), rows=rows)
 
 
-def value_offset(case: Unequal) -> Iterator[Guess]:
+def guess_value_offset(case: DifferingPair) -> Iterator[Guess]:
     """Guess that values are shifted along their rows (a shift seen through other encodings)."""
     x, y = case.sample_a, case.sample_b
     width = case.a.columns
@@ -195,7 +207,7 @@ def value_offset(case: Unequal) -> Iterator[Guess]:
         return
     slack = case.slack() or 0.0
     for k in (sign * step for step in range(1, ALONG + 1) for sign in (1, -1)):
-        if not near(_along(x, k)[:4], _along(y, -k)[:4], slack):
+        if not samples_agree(_shift_columns(x, k)[:4], _shift_columns(y, -k)[:4], slack):
             continue
         yield Guess(
             "byte_offset",
@@ -203,24 +215,25 @@ def value_offset(case: Unequal) -> Iterator[Guess]:
                 f"value i of B is value i{k:+d} of A, in every row",
                 f"{width - abs(k)} of {width} values of a row are compared there",
             ),
-            _shifted_take(case.a, k),
-            _shifted_take(case.b, -k),
+            _take_shifted(case.a, k),
+            _take_shifted(case.b, -k),
             rows=np.arange(case.a.rows),
             slack=slack,
         )
         return
 
 
-def _along(x: "Array", k: int) -> "Array":
+def _shift_columns(x: "Array", k: int) -> "Array":
     """Return the columns of `x` without the first k (k > 0), or without the last -k (k < 0)."""
     return x[:, max(0, k) : x.shape[1] + min(0, k)]
 
 
-def _shifted_take(reader: Reader, k: int) -> Take:
-    return lambda rows: _along(reader.take(rows), k)
+def _take_shifted(reader: RowReader, k: int) -> Take:
+    """Return how to take rows whose values are shifted by `k`."""
+    return lambda rows: _shift_columns(reader.take(rows), k)
 
 
-def right_heads(case: Unequal, count: int) -> int | None:
+def expected_heads(case: DifferingPair, count: int) -> int | None:
     """Return the number of heads in `count` rows of this role; None if the sizes do not say."""
     role = case.role
     names = ("n_kv_heads",) if role.startswith(("attn_k", "attn_v")) else ("n_heads",)
@@ -228,66 +241,74 @@ def right_heads(case: Unequal, count: int) -> int | None:
     return told[0] if role.startswith("attn_") and told and count % told[0] == 0 else None
 
 
-def _paired(case: Unequal, found: FoundLines, heads: int, way: str, p: "Array", what: str) -> Guess:
-    right = right_heads(case, found.count)
+def _pairing_guess(
+    case: DifferingPair, found: FoundLines, heads: int, way: str, p: "Array", what: str
+) -> Guess:
+    """Return the guess that rope pairs of `heads` heads were reordered."""
+    right = expected_heads(case, found.count)
     text = f"{what} of each head: {way}"
     if right is None or right == heads:
         says = (text, f"{heads} heads of {found.count // heads} {what}")
-        return _guess("rope_pairing", says, case, found.axis, p)
+        return _permutation_guess("rope_pairing", says, case, found.axis, p)
     says = (
         f"{what} of each head reordered with the wrong head count: {way}",
         f"as if there were {heads} heads of {found.count // heads} {what}; there are {right} of "
         f"{found.count // right}",
     )
-    return _guess("gqa_mapping", says, case, found.axis, p)
+    return _permutation_guess("gqa_mapping", says, case, found.axis, p)
 
 
-def _blocked(case: Unequal, found: FoundLines, what: str) -> Iterator[Guess]:
+def _guess_blocks(case: DifferingPair, found: FoundLines, what: str) -> Iterator[Guess]:
+    """Guess that whole blocks of rows, such as heads, stand in another order."""
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
-        yield _order(case, found, found.at, 1, "expert_order", "the router's experts")
+        yield _block_order_guess(case, found, found.at, 1, "expert_order", "the router's experts")
         return
     if not case.role.startswith("attn_"):
         return
-    right = right_heads(case, found.count)
+    right = expected_heads(case, found.count)
     counts = case.sizes("n_heads", "n_kv_heads") if right is None else [right]
     dims = case.sizes("head_dim") if right is None else []
     # A block smaller than the role's own head is no head: rows were permuted for another number.
     for size in dict.fromkeys((*dims, *(found.count // heads for heads in counts))):
-        q = permutation.blocks(found, size)
+        q = permutation.block_permutation(found, size)
         if q is None:
             continue
         for kv in case.sizes("n_kv_heads"):
             if len(q) % kv or kv in (1, len(q)):
                 continue
             grouped = np.arange(len(q)).reshape(kv, -1).T.reshape(-1)
-            for turned in (grouped, permutation.inverse(grouped)):
+            for turned in (grouped, permutation.invert_permutation(grouped)):
                 if np.array_equal(q, turned):
                     says = (
                         "query heads grouped the other way: head h belongs to key head h mod "
                         f"{kv} on one side, to h div {len(q) // kv} on the other",
                         f"{len(q)} heads of {size} {what}, {kv} key heads",
                     )
-                    yield _guess("gqa_mapping", says, case, found.axis, permutation.spread(q, size))
+                    yield _permutation_guess(
+                        "gqa_mapping", says, case, found.axis, permutation.expand_blocks(q, size)
+                    )
                     return
-        yield _order(case, found, q, size, "head_order", "heads")
+        yield _block_order_guess(case, found, q, size, "head_order", "heads")
         return
 
 
-def _experts(case: Unequal) -> Iterator[Guess]:
+def _guess_expert_order(case: DifferingPair) -> Iterator[Guess]:
     """Guess another order of the experts in a stack, each recognised by its first row."""
     if len(case.shape) != 3 or case.numbers is not None:
         return
     count, size = case.shape[0], case.shape[1]
     first = np.arange(count) * size
-    found = row_sources.matched(case.a.take(first), case.b.take(first), case.slack())
+    found = row_sources.match_rows(case.a.take(first), case.b.take(first), case.slack())
     if bool((found < 0).any()) or len(set(found.tolist())) != count:
         return
     if bool((found != np.arange(count)).any()):
-        whole = FoundLines(np.arange(case.a.rows), permutation.spread(found, size), case.a.rows, 0)
-        yield _order(case, whole, found, size, "expert_order", "experts")
+        whole = FoundLines(
+            np.arange(case.a.rows), permutation.expand_blocks(found, size), case.a.rows, 0
+        )
+        yield _block_order_guess(case, whole, found, size, "expert_order", "experts")
 
 
-def _in_blocks(case: Unequal, found: FoundLines) -> Iterator[Guess]:
+def _guess_inside_blocks(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
     """Guess the same rearrangement inside every block: nibbles or bytes of blocks misread."""
     if found.axis == 0:
         return
@@ -302,17 +323,20 @@ def _in_blocks(case: Unequal, found: FoundLines) -> Iterator[Guess]:
             "a block were read the wrong way",
             f"the first values of a block in A are these of B: {shown} ...",
         )
-        yield _guess("endianness", says, case, found.axis, found.at)
+        yield _permutation_guess("endianness", says, case, found.axis, found.at)
         return
 
 
-def _order(case: Unequal, found: FoundLines, q: "Array", size: int, cause: str, what: str) -> Guess:
+def _block_order_guess(
+    case: DifferingPair, found: FoundLines, q: "Array", size: int, cause: str, what: str
+) -> Guess:
+    """Return the guess that blocks of `size` lines stand in the order `q`."""
     shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
     says = (f"{what} stand in another order", f"A's order, as numbers of B: {shown}")
-    return _guess(cause, says, case, found.axis, permutation.spread(q, size))
+    return _permutation_guess(cause, says, case, found.axis, permutation.expand_blocks(q, size))
 
 
-def repeated(case: Unequal) -> Iterator[Guess]:
+def guess_repeated_heads(case: DifferingPair) -> Iterator[Guess]:
     """Guess that one side repeats every key or value head (shapes differ)."""
     a, b = case.a, case.b
     if len(a.shape) > 2 or len(a.shape) != len(b.shape) or a.columns != b.columns:
@@ -332,12 +356,16 @@ def repeated(case: Unequal) -> Iterator[Guess]:
         for how, source in (("in a row", head // times), ("in turn", head % heads)):
             says = f"{label} has each of the {heads} heads {times} times, {how}"
             yield case.guess(
-                "gqa_mapping", (says,), other, _at(small, source * size + inside), rows=every
+                "gqa_mapping",
+                (says,),
+                other,
+                _take_in_order(small, source * size + inside),
+                rows=every,
             )
         return
 
 
-def window(case: Unequal) -> Iterator[Guess]:
+def guess_row_range(case: DifferingPair) -> Iterator[Guess]:
     """Guess that one side is a range of the other's rows (shapes differ)."""
     a, b = case.a, case.b
     if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:
@@ -355,25 +383,37 @@ def window(case: Unequal) -> Iterator[Guess]:
                 f"{label}, which has {large.rows}"
             )
             yield case.guess(
-                "row_offset", (says,), label, starting_at(large, at), rows=np.arange(small.rows)
+                "row_offset", (says,), label, take_rows_from(large, at), rows=np.arange(small.rows)
             )
             return
 
 
 HYPOTHESES = (
     PairHypothesis(
-        ("transpose",), transpose, 150, "one known order, before any order of rows", shapes=True
+        ("transpose",),
+        guess_transposed,
+        150,
+        "one known order, before any order of rows",
+        shapes=True,
     ),
     PairHypothesis(
         ("rope_pairing", "gqa_mapping", "head_order", "expert_order", "row_offset"),
-        rearranged,
+        guess_rearranged,
         190,
         "any order of rows or columns, the known ones first",
         part=True,
     ),
-    PairHypothesis(("byte_offset",), value_offset, 250, "seen through an encoding: needs a bound"),
     PairHypothesis(
-        ("gqa_mapping",), repeated, 320, "other shapes, a repeated part first", shapes=True
+        ("byte_offset",), guess_value_offset, 250, "seen through an encoding: needs a bound"
     ),
-    PairHypothesis(("row_offset",), window, 330, "other shapes, a part that was cut", shapes=True),
+    PairHypothesis(
+        ("gqa_mapping",),
+        guess_repeated_heads,
+        320,
+        "other shapes, a repeated part first",
+        shapes=True,
+    ),
+    PairHypothesis(
+        ("row_offset",), guess_row_range, 330, "other shapes, a part that was cut", shapes=True
+    ),
 )

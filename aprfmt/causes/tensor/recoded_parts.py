@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.measure.findings import Finding
@@ -27,7 +27,7 @@ _ZEROS = (".qzeros", ".weight_zero_point")
 _WHOLE_BYTES = (2, 4, 8)  # bits of codes that no byte's end cuts
 
 
-def zero_points_recoded(case: Unequal) -> Iterator[Finding]:
+def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
     """Ask whether one value of the zero points became another everywhere, and all else is equal."""
     a, b = case.a.side, case.b.side
     packed = b.stored[0].packed if len(b.stored) == 1 and len(a.stored) == 1 else None
@@ -38,11 +38,11 @@ def zero_points_recoded(case: Unequal) -> Iterator[Finding]:
     pair = a.parts[suffix], b.parts[suffix]
     if codes is None or codes.bits not in _WHOLE_BYTES or pair[1].info.nbytes > MOST:
         return
-    if any(not _equal(a.parts[name], b.parts[name]) for name in b.parts if name != suffix):
+    if any(not _parts_equal(a.parts[name], b.parts[name]) for name in b.parts if name != suffix):
         return
     if pair[0].info.nbytes != pair[1].info.nbytes:
         return
-    x, y = (_codes(part, codes.bits) for part in pair)
+    x, y = (_unpack_codes(part, codes.bits) for part in pair)
     changed = x != y
     old, new = np.unique(x[changed]), np.unique(y[changed])
     if len(old) != 1 or len(new) != 1 or not changed[x == old[0]].all():
@@ -60,12 +60,14 @@ def zero_points_recoded(case: Unequal) -> Iterator[Finding]:
     yield make_finding("zero_point", (case.key,), says, case.before.relative, 0.0, proof)
 
 
-def _equal(a: "LazyTensor", b: "LazyTensor") -> bool:
+def _parts_equal(a: "LazyTensor", b: "LazyTensor") -> bool:
+    """Return whether two parts hold the same bytes."""
     same = a.info.encoding == b.info.encoding and a.info.shape == b.info.shape
     return same and bytes(a.raw()) == bytes(b.raw())
 
 
-def _codes(part: "LazyTensor", bits: int) -> "Array":
+def _unpack_codes(part: "LazyTensor", bits: int) -> "Array":
+    """Return the codes of a part as integers."""
     raw = np.frombuffer(part.raw(), np.uint8)
     mask = np.uint8((1 << bits) - 1)
     return np.stack([raw >> np.uint8(at) & mask for at in range(0, 8, bits)], -1)
@@ -73,6 +75,9 @@ def _codes(part: "LazyTensor", bits: int) -> "Array":
 
 HYPOTHESES = (
     PairHypothesis(
-        ("zero_point",), zero_points_recoded, 65, "a rule of few bytes, before damage of them"
+        ("zero_point",),
+        explain_recoded_zero_points,
+        65,
+        "a rule of few bytes, before damage of them",
     ),
 )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Finding, Guess, PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.errors import ArchError
@@ -43,7 +43,7 @@ TILED: Mapping[str, Tiled] = {
 KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
-def initial(case: Unequal) -> Iterator[Finding]:
+def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
     """Find rates that stand as training begins: log(1), log(2), ... (Mamba's A_log)."""
     if case.role != "ssm_a.weight" or case.numbers is not None or case.a.rows != case.b.rows:
         return
@@ -65,13 +65,13 @@ def initial(case: Unequal) -> Iterator[Finding]:
             return
 
 
-def value_heads(case: Unequal) -> Iterator[Guess]:
+def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
     """Guess that one side has the value heads with the key heads running fastest."""
     step, a, b = TILED.get(case.role), case.a, case.b
     if step is None or not case.context.hyper or (a.rows, a.columns) != (b.rows, b.columns):
         return
     try:
-        orders = _orders(step, a.columns if step.axis else a.rows, case.context.hyper[0])
+        orders = _value_head_orders(step, a.columns if step.axis else a.rows, case.context.hyper[0])
     except ArchError:  # no delta nets, or of other sizes
         return
     for side, order in orders:
@@ -83,7 +83,9 @@ def value_heads(case: Unequal) -> Iterator[Guess]:
         yield case.guess("value_heads", (text,), "A", moved)
 
 
-def _orders(step: Tiled, count: int, hp: Mapping[str, object]) -> Iterator[tuple[str, "Array"]]:
+def _value_head_orders(
+    step: Tiled, count: int, hp: Mapping[str, object]
+) -> Iterator[tuple[str, "Array"]]:
     """Yield which side is tiled, and the places in A of B's rows or columns; none if both agree."""
     import numpy as np
 
@@ -95,7 +97,7 @@ def _orders(step: Tiled, count: int, hp: Mapping[str, object]) -> Iterator[tuple
         yield "A", grouped
 
 
-def taps(case: Unequal) -> Iterator[Guess]:
+def guess_tap_order(case: DifferingPair) -> Iterator[Guess]:
     """Guess that every kernel of a convolution stands the other way round."""
     a, b = case.a, case.b
     if case.role not in KERNELS or (a.rows, a.columns) != (b.rows, b.columns) or a.columns < 2:
@@ -107,10 +109,14 @@ def taps(case: Unequal) -> Iterator[Guess]:
 HYPOTHESES = (
     PairHypothesis(
         ("stale_tensor",),
-        initial,
+        explain_initial_rates,
         55,
         "values that an initialisation gives, before what fits numbers",
     ),
-    PairHypothesis(("value_heads",), value_heads, 130, "one known order, before any order of rows"),
-    PairHypothesis(("tap_order",), taps, 140, "one known order, before any order of columns"),
+    PairHypothesis(
+        ("value_heads",), guess_value_head_order, 130, "one known order, before any order of rows"
+    ),
+    PairHypothesis(
+        ("tap_order",), guess_tap_order, 140, "one known order, before any order of columns"
+    ),
 )

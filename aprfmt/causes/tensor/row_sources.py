@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.measure.numbers import wide
-from aprfmt.measure.row_reader import Computed, Reader
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import ComputedRows, RowReader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -23,10 +23,10 @@ WINDOW = 1 << 20  # elements hashed at a time
 _ODD = 0x9E3779B97F4A7C15  # multipliers of a row's values are odd numbers of 64 bits
 
 
-class JoinedRows(Computed):
+class JoinedRows(ComputedRows):
     """The rows of several tensors of equal columns, one tensor after the other."""
 
-    def __init__(self, keys: Sequence[str], readers: Sequence[Reader]) -> None:
+    def __init__(self, keys: Sequence[str], readers: Sequence[RowReader]) -> None:
         super().__init__(readers[0].side)
         self.keys, self.readers = tuple(keys), tuple(readers)
         self.starts = (0, *accumulate(reader.rows for reader in readers))
@@ -50,7 +50,7 @@ class JoinedRows(Computed):
     @cached_property
     def hashes(self) -> "Array":
         """The hash of every row's values (uint64 [rows])."""
-        return np.concatenate([hashes(reader) for reader in self.readers])
+        return np.concatenate([row_hashes(reader) for reader in self.readers])
 
     def owner(self, row: int) -> tuple[str, int]:
         """Return the key of the tensor a row belongs to, and the row's number there."""
@@ -63,7 +63,7 @@ class JoinedRows(Computed):
             reader.drop()
 
 
-def hashes(reader: Reader) -> "Array":
+def row_hashes(reader: RowReader) -> "Array":
     """Return a hash of the values of every row (uint64 [rows]); 0 for a row of zeros."""
     rng = np.random.default_rng(_ODD)
     by = rng.integers(0, 1 << 63, reader.columns, np.uint64) * np.uint64(2) + np.uint64(1)
@@ -79,7 +79,7 @@ def hashes(reader: Reader) -> "Array":
     return found
 
 
-def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None":
+def find_sources(pool: RowReader, rows: RowReader, own: int, slack: float) -> "Array | None":
     """Return for every row of `rows` the row of `pool` it equals (int64), -1 where there is none.
 
     Row i is expected at `own` + i, and said to stand there if it does; among several equal rows the
@@ -88,19 +88,19 @@ def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None
     """
     expected = own + np.arange(rows.rows)
     if slack == 0:
-        theirs = pool.hashes if isinstance(pool, JoinedRows) else hashes(pool)
-        return _by_hash(hashes(rows), theirs, expected)
+        theirs = pool.hashes if isinstance(pool, JoinedRows) else row_hashes(pool)
+        return _match_hashes(row_hashes(rows), theirs, expected)
     if max(pool.rows, rows.rows) > MATCHED:
         return None
-    x, y = wide(rows.whole), wide(pool.whole)
+    x, y = to_float64(rows.whole), to_float64(pool.whole)
     rows.drop()
     pool.drop()
     if pool.columns == 1:
-        return _by_value(x.reshape(-1), y.reshape(-1), expected, 2 * slack + 1e-6)
+        return _nearest_values(x.reshape(-1), y.reshape(-1), expected, 2 * slack + 1e-6)
     if rows.columns > 64:  # as many random projections say as much, and cost less
         onto = np.random.default_rng(16).standard_normal((rows.columns, 32))
         x, y = np.nan_to_num(x) @ onto, np.nan_to_num(y) @ onto
-    found = matched(x, y, slack)
+    found = match_rows(x, y, slack)
     stays = (expected < pool.rows) & (found >= 0)
     near = np.zeros(len(found), bool)
     near[stays] = np.linalg.norm(x[stays] - y[expected[stays]], axis=1) <= (
@@ -109,7 +109,7 @@ def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None
     return np.where(near, expected, found)
 
 
-def _by_value(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array":
+def _nearest_values(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array":
     """Return the nearest value of `y` for every value of `x`, -1 where none is near enough."""
     order = np.argsort(y, kind="stable")
     at = np.clip(np.searchsorted(y[order], x), 1, len(y) - 1)
@@ -122,7 +122,8 @@ def _by_value(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array
     return np.where(stays, expected, found)
 
 
-def _by_hash(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
+def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
+    """Return for every hash of `mine` its place among `theirs`, -1 where there is none."""
     order = np.argsort(theirs, kind="stable")
     ordered = theirs[order]
     at = np.searchsorted(ordered, mine)
@@ -141,7 +142,7 @@ def _by_hash(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
     return found.astype(np.int64)
 
 
-def runs(at: "Array") -> list[tuple[int, int, int]]:
+def source_runs(at: "Array") -> list[tuple[int, int, int]]:
     """Return (first row, its source, length) of every run of rows that stand together.
 
     A run of unknown rows has the source -1.
@@ -153,13 +154,13 @@ def runs(at: "Array") -> list[tuple[int, int, int]]:
     return [(first, int(at[first]), stop - first) for first, stop in pairwise(starts)]
 
 
-def matched(a: "Array", b: "Array", slack: float) -> "Array":
+def match_rows(a: "Array", b: "Array", slack: float) -> "Array":
     """Return for every row of `a` its row in `b` (both [n, columns]); -1 if there is none."""
-    a, b = np.nan_to_num(wide(a)), np.nan_to_num(wide(b))
-    return nearest(a, b, 2 * slack + 1e-6, np.arange(len(a)))
+    a, b = np.nan_to_num(to_float64(a)), np.nan_to_num(to_float64(b))
+    return nearest_rows(a, b, 2 * slack + 1e-6, np.arange(len(a)))
 
 
-def nearest(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
+def nearest_rows(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
     """Return for every line of `a` the nearest line of `b`, -1 where none is near enough.
 
     `own` are the lines' own numbers in `b`, which are preferred if near enough.

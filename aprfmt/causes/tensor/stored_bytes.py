@@ -9,14 +9,14 @@ from aprfmt.arch.element_moves import to_stored
 from aprfmt.base.encodings import ENCODINGS, block_numbers
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.proof import made_on, make_finding
 from aprfmt.codecs import CODECS, decode, encode
-from aprfmt.measure.byte_ranges import told
-from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.byte_ranges import range_text
+from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors.runs import RunBytes
 from aprfmt.tensors.view import View
 
@@ -57,7 +57,7 @@ KEPT = 16  # a tensor this part of which was written is damaged, not left at zer
 STORED = 64 << 20  # bytes up to which A is laid out as B stores it
 
 
-def _halves(encoding: str) -> list[int]:
+def _half_float_offsets(encoding: str) -> list[int]:
     """Return where the 16-bit floats of a block stand, which a converter swaps."""
     found, at = [], 0
     for kind, width in block_numbers(encoding_row(encoding).layout):
@@ -66,7 +66,7 @@ def _halves(encoding: str) -> list[int]:
     return found
 
 
-def dtype_mislabel(case: Unequal) -> Iterator[Guess]:
+def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
     """Ask for the same bytes under another label, or values made by reading them so."""
     a, b = case.a, case.b
     if a.encoding != b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
@@ -76,7 +76,7 @@ def dtype_mislabel(case: Unequal) -> Iterator[Guess]:
     for label, side, other, mine in (("A", a, b, case.sample_a), ("B", b, a, case.sample_b)):
         told = "B" if label == "A" else "A"
         for first in SIXTEEN:
-            if encoding_row(side.encoding).block_size != 1 or not _holds(mine, first):
+            if encoding_row(side.encoding).block_size != 1 or not _fits_16_bits(mine, first):
                 continue
             second = SIXTEEN[1 - SIXTEEN.index(first)]
             says = f"{told}'s values are {label}'s {first} bits read as {second}"
@@ -84,22 +84,22 @@ def dtype_mislabel(case: Unequal) -> Iterator[Guess]:
                 "dtype_mislabel",
                 (says,),
                 label,
-                _misread(side, first, second),
-                noise(second, other.encoding),
+                _read_bits_as(side, first, second),
+                pair_noise(second, other.encoding),
             )
     for label, side, other in (("B", b, a), ("A", a, b)):
-        for name in _siblings(side):
+        for name in _same_size_encodings(side):
             if name == other.encoding and side.row_bytes == other.row_bytes:
                 continue  # asked above
             whose = "A" if label == "B" else "B"
             says = f"{label} holds {whose}'s values as {name}, under the label {side.encoding}"
-            read = _labelled(side, name)
+            read = _read_as(side, name)
             left, right = (other.take, read) if label == "B" else (read, other.take)
-            slack = noise(name, other.encoding)
+            slack = pair_noise(name, other.encoding)
             yield Guess("dtype_mislabel", (says,), left, right, slack=slack)
 
 
-def _siblings(side: Reader) -> Iterator[str]:
+def _same_size_encodings(side: RowReader) -> Iterator[str]:
     """Yield the encodings whose rows take the same bytes, so that a label can be taken for another.
 
     Plain numbers of 16 bits, and blocks whose rows are decoded one by one.
@@ -119,11 +119,12 @@ def _siblings(side: Reader) -> Iterator[str]:
             yield name
 
 
-def _labelled(side: Reader, name: str) -> Take:
+def _read_as(side: RowReader, name: str) -> Take:
+    """Return how to take a side's rows with its bytes read as an encoding."""
     return lambda rows: side.decoded(side.raw(rows), name)
 
 
-def _holds(values: "Array", encoding: str) -> bool:
+def _fits_16_bits(values: "Array", encoding: str) -> bool:
     """Say whether values are stored in a 16-bit type without loss."""
     if values.dtype != np.float32:
         return False
@@ -131,7 +132,9 @@ def _holds(values: "Array", encoding: str) -> bool:
     return bool(np.array_equal(again, values, equal_nan=True))
 
 
-def _misread(side: Reader, first: str, second: str) -> Take:
+def _read_bits_as(side: RowReader, first: str, second: str) -> Take:
+    """Return how to take values of one type whose bits are read as another."""
+
     def take(rows: "Array") -> "Array":
         if side.encoding == first and side.row_bytes is not None:
             return side.decoded(side.raw(rows), second)
@@ -141,25 +144,29 @@ def _misread(side: Reader, first: str, second: str) -> Take:
     return take
 
 
-def endianness(case: Unequal) -> Iterator[Guess]:
+def guess_byte_order(case: DifferingPair) -> Iterator[Guess]:
     """Ask for every value, or every block's scales, in the other byte order."""
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         row = encoding_row(side.encoding.split("+")[0])
         whole = bool(row.numpy) or side.encoding in SIXTEEN
         if side.row_bytes is None or (whole and row.type_size == 1):
             continue
-        if not whole and not _halves(row.name):
+        if not whole and not _half_float_offsets(row.name):
             continue
         what = f"{row.type_size}-byte value" if whole else f"{side.encoding} block's 16-bit scales"
         says = f"{label} has every {what} in the other byte order"
         yield case.guess(
-            "endianness", (says,), label, swapped(side, whole), noise(side.encoding, other.encoding)
+            "endianness",
+            (says,),
+            label,
+            take_byte_swapped(side, whole),
+            pair_noise(side.encoding, other.encoding),
         )
         if side.encoding == other.encoding:
             return  # swapping either side is the same test
 
 
-def swapped(side: Reader, whole: bool) -> Take:
+def take_byte_swapped(side: RowReader, whole: bool) -> Take:
     """Return how to take rows with every value (or block's halves) in the other byte order."""
     row = encoding_row(side.encoding)
 
@@ -169,7 +176,7 @@ def swapped(side: Reader, whole: bool) -> Take:
         if whole:
             blocks[:] = blocks[:, ::-1]
         else:
-            for at in _halves(row.name):
+            for at in _half_float_offsets(row.name):
                 blocks[:, [at, at + 1]] = blocks[:, [at + 1, at]]
         return side.decoded(raw)
 
@@ -179,20 +186,20 @@ def swapped(side: Reader, whole: bool) -> Take:
 # --- damaged bits ---------------------------------------------------------------------------
 
 
-def bit_rot(case: Unequal) -> Iterator[Finding]:
+def explain_bit_rot(case: DifferingPair) -> Iterator[Finding]:
     """Ask for a few damaged bits, or one run of lost bytes, all else being equal."""
     a, b = case.a, case.b
     if a.encoding == b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
         found = None
-        for one, other, _ in layouts(case):
-            found = found or _bytes_apart(case, one, other)
+        for one, other, _ in byte_layouts(case):
+            found = found or _explain_byte_damage(case, one, other)
     else:
-        found = _patterns_apart(case)
+        found = _explain_float_bits(case)
     if found is not None:
         yield found
 
 
-def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Finding | None:
+def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) -> Finding | None:
     """Compare the streams; None where more than FEW_BYTES differ, unless they are one lost run."""
     first = last = -1
     places: list[int] = []
@@ -200,11 +207,11 @@ def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Finding | N
     count = 0
     for start in range(0, len(a), 1 << 20):
         stop = min(len(a), start + (1 << 20))
-        x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
+        x = np.frombuffer(copy_bytes(a, start, stop), np.uint8)
         y = np.frombuffer(b.window(start, stop), np.uint8)
         at = np.flatnonzero(x != y)
         if first >= 0 and last + 1 < start and at.size:
-            lost = lost and _zeros(b, last + 1, start + int(at[0]))
+            lost = lost and _is_zero(b, last + 1, start + int(at[0]))
         if at.size:
             lost = lost and not y[at[0] : at[-1] + 1].any()
             first = start + int(at[0]) if first < 0 else first
@@ -220,42 +227,42 @@ def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Finding | N
         # All of it zero is a tensor never written; a run inside is damage.
         if last - first + 1 > len(a) - len(a) // KEPT:
             return None
-        if _never_filled(case, first, last + 1):
+        if _is_whole_experts(case, first, last + 1):
             return None  # damage.py says so
-        where = (told(case.b, first, last + 1),) if a is case.a.bytes else ()
-        return _damage(
+        where = (range_text(case.b, first, last + 1),) if a is case.a.bytes else ()
+        return _damage_explanation(
             case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", where, True
         )
-    if _is_exchanged(case, places):
-        text = f"values are exchanged, each is as it was: {_elements(case, places)}"
-        return _damage(case, text, (), True, named=True)
-    if len({_block(case, place)[0] for place in places}) > MOST * _blocks(case) > MOST:
+    if _elements_exchanged(case, places):
+        text = f"values are exchanged, each is as it was: {_elements_text(case, places)}"
+        return _damage_explanation(case, text, (), True, named=True)
+    if len({_block_of_byte(case, place)[0] for place in places}) > MOST * _block_count(case) > MOST:
         return None  # most of a small tensor: another function of all its values, or other values
-    turned = _signs_turned(case, a, b, places)
-    if turned and _is_whole(case, places):
+    turned = _turned_signs_text(case, a, b, places)
+    if turned and _are_whole_lines(case, places):
         return None  # of a row or a column: the hypothesis of factors says which
     if turned:
-        return _damage(case, turned, (), True, named=True)
+        return _damage_explanation(case, turned, (), True, named=True)
     flips = []
     for place in places:
-        changed = bytes_of(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
+        changed = copy_bytes(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
         flips += [(place, bit) for bit in range(8) if changed >> bit & 1]
     lines = tuple(_flip_text(case, place, bit) for place, bit in flips[:FEW_BITS])
     if len(flips) == 1:
-        return _damage(case, f"one bit differs: {lines[0]}", (), True)
+        return _damage_explanation(case, f"one bit differs: {lines[0]}", (), True)
     if len(flips) <= FEW_BITS and len(flips) <= 2 * len(places):
         text = f"{len(flips)} bits in {count} bytes differ"
-        return _damage(case, text, lines, True)
-    text = f"{count} bytes differ, in {_elements(case, places)}"
-    return _damage(case, text, (), False)
+        return _damage_explanation(case, text, lines, True)
+    text = f"{count} bytes differ, in {_elements_text(case, places)}"
+    return _damage_explanation(case, text, (), False)
 
 
-def _blocks(case: Unequal) -> int:
+def _block_count(case: DifferingPair) -> int:
     """Return how many blocks, of plain types how many values, a tensor has."""
     return max(1, case.before.count // encoding_row(case.b.encoding).block_size)
 
 
-def _is_whole(case: Unequal, places: list[int]) -> bool:
+def _are_whole_lines(case: DifferingPair, places: list[int]) -> bool:
     """Return whether the differing values are whole rows, or whole columns, of a matrix."""
     rows, columns = case.a.rows, case.a.columns
     at = np.array(places) // encoding_row(case.b.encoding).type_size
@@ -265,23 +272,25 @@ def _is_whole(case: Unequal, places: list[int]) -> bool:
     return len(at) == lines * across and (across == columns or lines == rows)
 
 
-def _signs_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, places: list[int]) -> str:
+def _turned_signs_text(
+    case: DifferingPair, a: RunBytes | bytes, b: RunBytes, places: list[int]
+) -> str:
     """Return that the signs of some values are turned and nothing else differs, "" if it is not."""
     row = encoding_row(case.b.encoding)
     if case.b.encoding not in SIGNED or any(
         at % row.type_size != row.type_size - 1 for at in places
     ):
         return ""
-    if any(bytes_of(a, at, at + 1)[0] ^ b.window(at, at + 1)[0] != 0x80 for at in places):
+    if any(copy_bytes(a, at, at + 1)[0] ^ b.window(at, at + 1)[0] != 0x80 for at in places):
         return ""
     one = len(places) == 1
     return (
         f"the sign{'' if one else 's'} of {len(places)} value{'' if one else 's'} "
-        f"{'is' if one else 'are'} turned: {_elements(case, places)}"
+        f"{'is' if one else 'are'} turned: {_elements_text(case, places)}"
     )
 
 
-def _is_exchanged(case: Unequal, places: list[int]) -> bool:
+def _elements_exchanged(case: DifferingPair, places: list[int]) -> bool:
     """Return whether the elements at some differing bytes are the same ones in another order."""
     row = encoding_row(case.b.encoding)
     starts = sorted({at // row.type_size * row.type_size for at in places})
@@ -290,24 +299,25 @@ def _is_exchanged(case: Unequal, places: list[int]) -> bool:
     if len(starts) > EXCHANGED * max(1, len(case.b.bytes) // row.type_size):
         return False  # most of a small tensor in another order: an order of heads or rows says more
     held = [
-        sorted(bytes(bytes_of(side, at, at + row.type_size)) for at in starts)
+        sorted(bytes(copy_bytes(side, at, at + row.type_size)) for at in starts)
         for side in (case.a.bytes, case.b.bytes)
     ]
     return held[0] == held[1]
 
 
-def _never_filled(case: Unequal, start: int, stop: int) -> bool:
+def _is_whole_experts(case: DifferingPair, start: int, stop: int) -> bool:
     """Say whether a range is whole experts of a stack."""
     size = (case.b.row_bytes or 0) * case.shape[1] if len(case.shape) == 3 else 0
     return bool(size) and start % size < size // 8 and -stop % size < size // 8
 
 
-def _zeros(data: RunBytes, start: int, stop: int) -> bool:
+def _is_zero(data: RunBytes, start: int, stop: int) -> bool:
+    """Return whether bytes [start, stop) are all zero."""
     return not any(bytes(data.window(start, stop)))
 
 
-def _damage(
-    case: Unequal, text: str, more: tuple[str, ...], confirmed: bool, named: bool = False
+def _damage_explanation(
+    case: DifferingPair, text: str, more: tuple[str, ...], confirmed: bool, named: bool = False
 ) -> Finding:
     """Return the finding of damage; `named`: what happened is known, and is said first."""
     general = "all other bytes are equal: damage or an edit, no transformation"
@@ -324,13 +334,13 @@ def _damage(
     )
 
 
-def _element(case: Unequal, at: int) -> tuple[int, ...]:
+def _element_of_byte(case: DifferingPair, at: int) -> tuple[int, ...]:
     """Return the index of the first element a byte of the logical tensor belongs to."""
-    element = _block(case, at)[0] * encoding_row(case.b.encoding).block_size
+    element = _block_of_byte(case, at)[0] * encoding_row(case.b.encoding).block_size
     return tuple(int(i) for i in np.unravel_index(element, case.shape or (1,)))
 
 
-def _block(case: Unequal, at: int) -> tuple[int, int]:
+def _block_of_byte(case: DifferingPair, at: int) -> tuple[int, int]:
     """Return the block that a byte of the logical tensor is of, and its place there.
 
     A place below 0 is in the header in front of the block's row.
@@ -344,42 +354,43 @@ def _block(case: Unequal, at: int) -> tuple[int, int]:
     return before + number, place if inside >= row.row_header else inside - row.row_header
 
 
-def _elements(case: Unequal, places: list[int]) -> str:
-    found = list(dict.fromkeys(_element(case, at) for at in places))
+def _elements_text(case: DifferingPair, places: list[int]) -> str:
+    """Return the elements at some bytes in words."""
+    found = list(dict.fromkeys(_element_of_byte(case, at) for at in places))
     plain = encoding_row(case.b.encoding).block_size == 1
     what = "value" if plain else "block"
-    shown = ", ".join(_shown(case, index, plain) for index in found[:3])
+    shown = ", ".join(_element_text(case, index, plain) for index in found[:3])
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"the {what}{'s' if len(found) > 1 else ''} at {shown}{more}"
 
 
-def _shown(case: Unequal, index: tuple[int, ...], plain: bool) -> str:
+def _element_text(case: DifferingPair, index: tuple[int, ...], plain: bool) -> str:
     """Return the index of an element, and of a plain one both sides' values."""
     if not plain:
         return str(list(index))
     flat = int(np.ravel_multi_index(index, case.shape or (1,)))
-    x, y = (_written(side, flat) for side in (case.a, case.b))
+    x, y = (_value_text(side, flat) for side in (case.a, case.b))
     return f"{list(index)} ({x} | {y})"
 
 
-def _flip_text(case: Unequal, at: int, bit: int) -> str:
+def _flip_text(case: DifferingPair, at: int, bit: int) -> str:
     row = encoding_row(case.b.encoding)
-    inside = _block(case, at)[1]
-    place = list(_element(case, at))
+    inside = _block_of_byte(case, at)[1]
+    place = list(_element_of_byte(case, at))
     if row.block_size == 1:
         flat = at // row.type_size
-        x, y = (_written(side, int(flat)) for side in (case.a, case.b))
+        x, y = (_value_text(side, int(flat)) for side in (case.a, case.b))
         where = f"bit {8 * inside + bit} of the {row.name} value at {place}: {x} | {y}"
     else:
         of = f"byte {inside} of the {row.name} block at {place}"
         if inside < 0:
             of = f"byte {inside + row.row_header} of the {row.name} row's header at {place}"
         where = f"bit {bit} of {of}"
-    tensor, offset = _locate(case.b, at)
+    tensor, offset = _file_offset(case.b, at)
     return f"{where} (byte {offset} of {tensor})"
 
 
-def _written(reader: Reader, flat: int) -> str:
+def _value_text(reader: RowReader, flat: int) -> str:
     """Return the value of this number in row-major order as text: integers with all digits."""
     if encoding_row(reader.encoding).numpy == "complex64":
         return str(reader.side[np.unravel_index(flat, reader.shape)])
@@ -388,14 +399,14 @@ def _written(reader: Reader, flat: int) -> str:
     return str(int(value)) if value.dtype.kind == "i" else f"{value:g}"
 
 
-def _locate(side: Reader, at: int) -> tuple[str, int]:
+def _file_offset(side: RowReader, at: int) -> tuple[str, int]:
     """Return the stored name and the offset in the file of a byte of the logical tensor."""
     tensor, inside = side.bytes.locate(at)
     return tensor.info.name, tensor.info.offset + inside
 
 
-def _patterns_apart(case: Unequal) -> Finding | None:
-    """As `_bytes_apart` for values stored in two types: all equal but single bits of float32."""
+def _explain_float_bits(case: DifferingPair) -> Finding | None:
+    """Explain values stored in two types that are equal but for single bits of float32."""
     a, b = case.a, case.b
     if case.before.changed > FEW_BITS or not case.before.changed:
         return None
@@ -415,9 +426,9 @@ def _patterns_apart(case: Unequal) -> Finding | None:
         for place, bit, x, y in flips[:FEW_BITS]
     )
     if len(flips) == 1:
-        return _damage(case, f"one bit differs: {lines[0]}", (), True)
+        return _damage_explanation(case, f"one bit differs: {lines[0]}", (), True)
     few = len(flips) <= FEW_BITS and len(flips) <= 2 * case.before.changed
-    return _damage(
+    return _damage_explanation(
         case, f"{len(flips)} bits in {case.before.changed} values differ", lines if few else (), few
     )
 
@@ -425,19 +436,19 @@ def _patterns_apart(case: Unequal) -> Finding | None:
 # --- bytes of both sides in one order ------------------------------------------------------
 
 
-def layouts(case: Unequal) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
+def byte_layouts(case: DifferingPair) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
     """Yield (A's bytes, B's bytes, B's stored name): in logical order, then as B stores them."""
     a, b = case.a, case.b
     if a.encoding != b.encoding or a.row_bytes is None or a.row_bytes != b.row_bytes:
         return
     yield a.bytes, b.bytes, b.name
     if b.side.whole is None:
-        laid = _as_stored(case, b.side)
+        laid = _bytes_as_stored(case, b.side)
         if laid is not None:
             yield laid, RunBytes.of(b.side.stored[0]), b.name
 
 
-def _as_stored(case: Unequal, side: View) -> bytes | None:
+def _bytes_as_stored(case: DifferingPair, side: View) -> bytes | None:
     """Return A's bytes in the order B's file stores them, None where that decodes or is long."""
     a = case.a
     steps = side.layout
@@ -454,17 +465,24 @@ def _as_stored(case: Unequal, side: View) -> bytes | None:
     return np.ascontiguousarray(arrays[0]).tobytes()
 
 
-def bytes_of(data: RunBytes | bytes, start: int, stop: int) -> bytes:
+def copy_bytes(data: RunBytes | bytes, start: int, stop: int) -> bytes:
     """Return bytes [start, stop), copied."""
     return bytes(data.window(start, stop) if isinstance(data, RunBytes) else data[start:stop])
 
 
 HYPOTHESES = (
     PairHypothesis(
-        ("dtype_mislabel",), dtype_mislabel, 10, "equal bytes are seen without decoding a value"
+        ("dtype_mislabel",),
+        guess_dtype_mislabel,
+        10,
+        "equal bytes are seen without decoding a value",
     ),
-    PairHypothesis(("endianness",), endianness, 20, "a sample of the bytes decides it"),
+    PairHypothesis(("endianness",), guess_byte_order, 20, "a sample of the bytes decides it"),
     PairHypothesis(
-        ("bit_rot",), bit_rot, 60, "few differing bytes, before what fits numbers", stored=True
+        ("bit_rot",),
+        explain_bit_rot,
+        60,
+        "few differing bytes, before what fits numbers",
+        stored=True,
     ),
 )

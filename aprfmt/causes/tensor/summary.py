@@ -6,24 +6,24 @@ from dataclasses import asdict, replace
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.tensor.proof import verdict_of
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import named
+from aprfmt.measure.named_causes import short_keys
 from aprfmt.measure.proofs import MOST, Proof
 from aprfmt.measure.records import EQUAL, TensorDiff
 
 
-def findings(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
+def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
     """Return the findings about differing tensors: confirmed first, then most tensors first."""
     groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
     for tensor in tensors:
         found = tensor.explanation
         if found is not None:
-            groups.setdefault(_same(found), []).append(tensor)
+            groups.setdefault(_finding_key(found), []).append(tensor)
     equal = {tensor.key for tensor in tensors if tensor.verdict in EQUAL}
-    made = [_finding(*key, rows, equal) for key, rows in groups.items()]
+    made = [_make_finding(*key, rows, equal) for key, rows in groups.items()]
     return tuple(sorted(made, key=lambda row: (not row.confirmed, -len(row.keys))))
 
 
-def _same(found: Finding) -> tuple[str, str, bool]:
+def _finding_key(found: Finding) -> tuple[str, str, bool]:
     """Return the key that explanations of one finding share."""
     if found.cause == "layer_order":
         return found.cause, "", found.confirmed
@@ -35,21 +35,22 @@ def _same(found: Finding) -> tuple[str, str, bool]:
     return found.cause, found.evidence[0], found.confirmed
 
 
-def _finding(
+def _make_finding(
     cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff], equal: Set[str]
 ) -> Finding:
+    """Return the finding of explanations that are one."""
     if cause == "layer_order":
-        says, detail = _layers(rows, equal), ""
+        says, detail = _layers_sentence(rows, equal), ""
     else:
-        says, detail = f"{named(row.key for row in rows)} - {text}", _detail(rows)
+        says, detail = f"{short_keys(row.key for row in rows)} - {text}", _first_detail(rows)
     made = Finding(
         cause, says, "tensor", "bug", (), confirmed, of="stored values", proof=_proof(rows),
         detail=detail,
     )  # fmt: skip
-    return measured(made, rows)
+    return add_measurements(made, rows)
 
 
-def measured(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
+def add_measurements(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
     """Return a finding with the places, distances and evidence of these of its tensors."""
     made = [row.explanation for row in rows if row.explanation is not None]
     before = [row.residual_before for row in made if row.residual_before is not None]
@@ -71,7 +72,7 @@ def measured(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
     )
 
 
-def _detail(rows: Sequence[TensorDiff]) -> str:
+def _first_detail(rows: Sequence[TensorDiff]) -> str:
     """Return what the first tensor's explanation says of it alone, "" where it says no more."""
     found = rows[0].explanation
     more = () if found is None else found.evidence[1:2]
@@ -94,7 +95,7 @@ def _proof(rows: Sequence[TensorDiff]) -> Proof | None:
     return replace(least, share=given / max(1, sum(sizes)), accused=accused)
 
 
-def _layers(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
+def _layers_sentence(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
     """Return a sentence about which layers are exchanged, moved or copied.
 
     A layer is a copy where the other one, which its tensors are of, is `equal` in both files.

@@ -17,13 +17,13 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.context import PairContext
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import TensorDiff
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -132,10 +132,10 @@ def moved_layers(
     for symmetry in SYMMETRIES:
         roles = [*sum(symmetry.rows.values(), ()), *sum(symmetry.columns.values(), ())]
         for layer in sorted({layer for layer, role in suspects if role in roles}):
-            yield partial(_of_layer, context, pairs, rows, symmetry, layer)
+            yield partial(_explain_layer, context, pairs, rows, symmetry, layer)
 
 
-def _of_layer(
+def _explain_layer(
     context: PairContext,
     pairs: Mapping[str, TensorPair],
     rows: Mapping[str, TensorDiff],
@@ -145,50 +145,54 @@ def _of_layer(
     """Return the explanations of a layer's tensors; {} unless all of them moved together."""
     start = f"L{layer}."
     here = {key.removeprefix(start): pair for key, pair in pairs.items() if key.startswith(start)}
-    members = list(_members(symmetry, here))
+    members = list(_tensors_of_layer(symmetry, here))
     told = {role for _, role, _ in members} | set(symmetry.still)
     if any(role.startswith(symmetry.known) and role not in told for role in here):
         return {}
-    cases: dict[str, Unequal] = {}
+    cases: dict[str, DifferingPair] = {}
     for _, role, _ in members:
         a, b = here[role].a, here[role].b
         if a is None or b is None or a.shape != b.shape:
             return {}
-        cases[role] = Unequal(start + role, Reader(a), Reader(b), context)
-    counts = _counts(context, symmetry, cases)
+        cases[role] = DifferingPair(start + role, RowReader(a), RowReader(b), context)
+    counts = _unit_counts(context, symmetry, cases)
     orders: dict[str, Array] = {}
     for unit in symmetry.rows:
-        order = None if not counts.get(unit) else _order(unit, counts[unit], members, cases)
+        order = (
+            None if not counts.get(unit) else _find_unit_order(unit, counts[unit], members, cases)
+        )
         if order is None:
             return {}
         orders[unit] = order
-    if not _fit_together(orders):
+    if not _orders_are_consistent(orders):
         return {}
     found = {}
     for unit, role, axis in members:
         case = cases[role]
-        if _shared(case, context):
+        if _has_shared_head_norm(case, context):
             continue
         size = case.a.rows if axis == 0 else case.a.columns
         if size % counts[unit]:
             return {}
-        p = permutation.spread(orders[unit], size // counts[unit])
-        explanation = _equal(case, symmetry, unit, orders[unit], p, axis)
+        p = permutation.expand_blocks(orders[unit], size // counts[unit])
+        explanation = _order_explanation(case, symmetry, unit, orders[unit], p, axis)
         if explanation is None:
             return {}
         found[case.key] = explanation
     return {key: one for key, one in found.items() if rows[key].verdict == "DIFFERENT"}
 
 
-def _members(symmetry: Symmetry, here: Mapping[str, TensorPair]) -> Iterator[tuple[str, str, int]]:
+def _tensors_of_layer(
+    symmetry: Symmetry, here: Mapping[str, TensorPair]
+) -> Iterator[tuple[str, str, int]]:
     """Yield (unit, role, axis) of the tensors a layer has."""
     for axis, groups in ((0, symmetry.rows), (1, symmetry.columns)):
         for unit, roles in groups.items():
             yield from ((unit, role, axis) for role in roles if role in here)
 
 
-def _counts(
-    context: PairContext, symmetry: Symmetry, cases: Mapping[str, Unequal]
+def _unit_counts(
+    context: PairContext, symmetry: Symmetry, cases: Mapping[str, DifferingPair]
 ) -> dict[str, int]:
     """Return the number of each unit; {} if not known, or if units are not interchangeable."""
     if not context.hyper:
@@ -207,8 +211,11 @@ def _counts(
     return {"query head": int(hyper["n_heads"]), "key head": int(hyper["n_kv_heads"])}
 
 
-def _order(
-    unit: str, count: int, members: Sequence[tuple[str, str, int]], cases: Mapping[str, Unequal]
+def _find_unit_order(
+    unit: str,
+    count: int,
+    members: Sequence[tuple[str, str, int]],
+    cases: Mapping[str, DifferingPair],
 ) -> "Array | None":
     """Return the place in B of each unit of A (int64 [count]); None if not known."""
     still = True
@@ -225,18 +232,18 @@ def _order(
             order: Array | None = rows.at if rows is not None and rows.full else None
         else:
             first = np.arange(count) * size
-            order = row_sources.matched(case.a.take(first), case.b.take(first), case.slack())
+            order = row_sources.match_rows(case.a.take(first), case.b.take(first), case.slack())
         if order is not None and sorted(order.tolist()) == list(range(count)):
             return order
     return np.arange(count) if still else None
 
 
-def _shared(case: Unequal, context: PairContext) -> bool:
+def _has_shared_head_norm(case: DifferingPair, context: PairContext) -> bool:
     """Say whether a q/k-norm has one weight for all heads, so that their order does not matter."""
     return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
 
 
-def _fit_together(orders: "Mapping[str, Array]") -> bool:
+def _orders_are_consistent(orders: "Mapping[str, Array]") -> bool:
     """Say whether something moved, and every query head still has its key head."""
     if all(np.array_equal(order, np.arange(len(order))) for order in orders.values()):
         return False
@@ -248,8 +255,8 @@ def _fit_together(orders: "Mapping[str, Array]") -> bool:
     return bool(np.array_equal(query // each, key[own]))
 
 
-def _equal(
-    case: Unequal, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
+def _order_explanation(
+    case: DifferingPair, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
 ) -> Finding | None:
     """Return the explanation if the order makes the whole tensor equal."""
     b = case.b

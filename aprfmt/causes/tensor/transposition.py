@@ -5,32 +5,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, Take
-from aprfmt.measure.numbers import wide
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
 
-def near(x: "Array", y: "Array", slack: float) -> bool:
+def samples_agree(x: "Array", y: "Array", slack: float) -> bool:
     """Say whether two samples are equal: to the bit, or within the slack."""
     if slack == 0:
         return bool(np.array_equal(x, y, equal_nan=True))
-    x, y = wide(x), wide(y)
+    x, y = to_float64(x), to_float64(y)
     norm = max(norms.exact_norm(x), norms.exact_norm(y))
     return norms.exact_norm(x - y) <= 2 * slack * norm
 
 
-def turned_inside(case: Unequal) -> Iterator[Guess]:
+def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
     """Guess that the values were written transposed, whole or head by head, under one shape."""
     a, b = case.a, case.b
     rows, columns = a.shape[-2:]
     size = rows * columns
     probe = np.linspace(0, size - 1, min(64, size)).astype(np.int64)
-    here = _values_at(b, probe, columns)
+    here = _values_at_places(b, probe, columns)
     counts = [1] if case.numbers is None else []
     if case.role.startswith("attn_"):
         counts += [h for h in case.sizes("n_heads", "n_kv_heads") if h > 1]
@@ -43,21 +43,21 @@ def turned_inside(case: Unequal) -> Iterator[Guess]:
             if heads == 1:
                 ways["A, under the shape of B"] = (columns, rows, heads, across)
             for where, way in ways.items():
-                there = _values_at(a, _turned(probe, *way), columns)
-                if near(there[None], here[None], case.slack()):
-                    order = _turned(np.arange(size), *way)
+                there = _values_at_places(a, _transposed_places(probe, *way), columns)
+                if samples_agree(there[None], here[None], case.slack()):
+                    order = _transposed_places(np.arange(size), *way)
                     says = f"the values of {what} stand by columns in {where}"
-                    yield case.guess("transpose", (says,), "A", _reordered(a, order))
+                    yield case.guess("transpose", (says,), "A", _take_reordered(a, order))
                     return
 
 
-def _reordered(side: Reader, order: "Array") -> Take:
+def _take_reordered(side: RowReader, order: "Array") -> Take:
     """Return how to take rows of matrices whose values stand in another order."""
     flat = (-1, len(order))
     return lambda rows: side.whole.reshape(flat)[:, order].reshape(side.rows, -1)[rows]
 
 
-def _values_at(side: Reader, at: "Array", columns: int) -> "Array":
+def _values_at_places(side: RowReader, at: "Array", columns: int) -> "Array":
     """Return the values at flat numbers of the first matrix."""
     lines, places = np.unique(at // columns, return_inverse=True)
     found: Array = side.take(lines)[places, at % columns]
@@ -65,7 +65,7 @@ def _values_at(side: Reader, at: "Array", columns: int) -> "Array":
     return found
 
 
-def _turned(p: "Array", rows: int, columns: int, heads: int, across: bool) -> "Array":
+def _transposed_places(p: "Array", rows: int, columns: int, heads: int, across: bool) -> "Array":
     """Return which flat numbers of a matrix stand at `p` if its heads' blocks are turned.
 
     A block is some rows of a head, or (`across`) its columns.

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
-from aprfmt.causes.tensor.rearrangements import starting_at
+from aprfmt.causes.tensor.rearrangements import take_rows_from
 from aprfmt.measure.encoding_noise import UNIT
-from aprfmt.measure.numbers import wide
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def _softplus(x: "Array") -> "Array":
     return found
 
 
-def _functions() -> tuple[ValueFunction, ...]:
+def _value_functions() -> tuple[ValueFunction, ...]:
+    """Return the functions that are tried, simple ones first."""
     return (
         ValueFunction("the reciprocals of", lambda x: 1.0 / x),
         ValueFunction("the absolute values of", np.abs),
@@ -61,10 +62,10 @@ def _functions() -> tuple[ValueFunction, ...]:
     )
 
 
-def function_of(case: Unequal) -> Iterator[Guess]:
+def guess_value_function(case: DifferingPair) -> Iterator[Guess]:
     """Guess that one side's values are a function of the other's, one by one."""
     a, b = case.a, case.b
-    x, y = wide(case.sample_a), wide(case.sample_b)
+    x, y = to_float64(case.sample_a), to_float64(case.sample_b)
     if a.encoding not in UNIT or b.encoding not in UNIT or x.size < LEAST:
         return
     slack = 4 * case.slack(moved=False) + 1e-6
@@ -73,20 +74,21 @@ def function_of(case: Unequal) -> Iterator[Guess]:
     ):
         return
     for fine, coarse, one, other in ((x, y, "B", "A"), (y, x, "A", "B")):
-        for function in _functions():
-            if not _near(function.of(fine), coarse, slack):
+        for function in _value_functions():
+            if not _samples_agree(function.of(fine), coarse, slack):
                 continue
-            made = _applied(a if other == "A" else b, function.of)
+            made = _take_applied(a if other == "A" else b, function.of)
             says = f"{one}'s values are {function.says} {other}'s"
             yield case.guess("function_of", (says,), other, made, slack, free=1)
-    yield from _offset(case, slack)
+    yield from _guess_constant_offset(case, slack)
 
 
-def _applied(source: Reader, function: Take) -> Take:
-    return lambda rows: function(wide(source.take(rows)))
+def _take_applied(source: RowReader, function: Take) -> Take:
+    """Return how to take rows with a function applied to their values."""
+    return lambda rows: function(to_float64(source.take(rows)))
 
 
-def _near(made: "Array", wanted: "Array", slack: float) -> bool:
+def _samples_agree(made: "Array", wanted: "Array", slack: float) -> bool:
     """Say whether two samples agree, in norm and value by value."""
     if not np.isfinite(made).all():
         return False
@@ -96,9 +98,9 @@ def _near(made: "Array", wanted: "Array", slack: float) -> bool:
     return bool((away <= 4 * slack * np.maximum(np.abs(wanted), usual)).all())
 
 
-def _offset(case: Unequal, slack: float) -> Iterator[Guess]:
+def _guess_constant_offset(case: DifferingPair, slack: float) -> Iterator[Guess]:
     """Guess that one number was added to every value."""
-    x, y = wide(case.sample_a), wide(case.sample_b)
+    x, y = to_float64(case.sample_a), to_float64(case.sample_b)
     apart = y - x
     usual = float(np.sqrt(np.mean(np.maximum(x * x, y * y))))
     value = float(np.median(apart))
@@ -107,11 +109,11 @@ def _offset(case: Unequal, slack: float) -> Iterator[Guess]:
     if float(np.abs(apart - value).max()) > 4 * slack * usual or abs(abs(value) - 1) < ONE:
         return
     told = f"plus {value:.6g}" if value > 0 else f"minus {-value:.6g}"
-    moved = _applied(case.a, lambda values: values + value)
+    moved = _take_applied(case.a, lambda values: values + value)
     yield case.guess("function_of", (f"B's values are A's {told}",), "A", moved, slack, free=1)
 
 
-def prefix(case: Unequal) -> Iterator[Guess]:
+def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
     """Guess that one vector is the beginning, or another part, of the other (shapes differ)."""
     a, b = case.a, case.b
     if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):
@@ -119,8 +121,8 @@ def prefix(case: Unequal) -> Iterator[Guess]:
     small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
     if small.rows < LEAST or large.rows > 1 << 22:
         return
-    part = wide(small.whole).reshape(-1)
-    every = wide(large.whole).reshape(-1)
+    part = to_float64(small.whole).reshape(-1)
+    every = to_float64(large.whole).reshape(-1)
     limit = 2 * case.slack() * np.abs(part[0])
     for at in np.flatnonzero(
         np.abs(every[: large.rows - small.rows + 1] - part[0]) <= limit
@@ -129,16 +131,19 @@ def prefix(case: Unequal) -> Iterator[Guess]:
         count = f" {small.rows}" if at == 0 else ""
         says = f"{other}'s values are {what}{count} of {label}'s {large.rows}"
         yield case.guess(
-            "row_offset", (says,), label, starting_at(large, at), rows=np.arange(small.rows)
+            "row_offset", (says,), label, take_rows_from(large, at), rows=np.arange(small.rows)
         )
         return
 
 
 HYPOTHESES = (
     PairHypothesis(
-        ("function_of",), function_of, 180, "any function of one value fits more than a factor"
+        ("function_of",),
+        guess_value_function,
+        180,
+        "any function of one value fits more than a factor",
     ),
     PairHypothesis(
-        ("row_offset",), prefix, 340, "other shapes, rows that begin alike", shapes=True
+        ("row_offset",), guess_prefix, 340, "other shapes, rows that begin alike", shapes=True
     ),
 )

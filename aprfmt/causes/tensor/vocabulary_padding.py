@@ -12,14 +12,14 @@ from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
-from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import wide
+from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import TensorDiff
-from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
 from aprfmt.tensors.view import View
-from aprfmt.tokenizer import facts
+from aprfmt.tokenizer import tokenizer_facts
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -50,7 +50,7 @@ def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str
     for pair in chosen:
         assert pair.a is not None and pair.b is not None
         try:
-            explanation = _padded(context, pair.key, pair.a, pair.b)
+            explanation = _explain_padding(context, pair.key, pair.a, pair.b)
         finally:
             pair.drop()
         if explanation is None:
@@ -59,49 +59,51 @@ def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str
     return found
 
 
-def _padded(context: PairContext, key: str, a: View, b: View) -> Finding | None:
+def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Finding | None:
     """Compare the rows that both have; None if they differ, or if ids reach the others."""
-    first, second = Reader(a), Reader(b)
+    first, second = RowReader(a), RowReader(b)
     if first.columns != second.columns or first.rows == second.rows:
         return None
     few, label = min((first.rows, "B"), (second.rows, "A"))
-    slack = noise(first.encoding, second.encoding)
+    slack = pair_noise(first.encoding, second.encoding)
     step = max(1, STEP // first.columns)
     worst = 0.0
     for start in range(0, few, step):
         rows = np.arange(start, min(few, start + step))
-        x, y = wide(first.take(rows)), wide(second.take(rows))
+        x, y = to_float64(first.take(rows)), to_float64(second.take(rows))
         norm = float(max(norms.exact_norm(x), norms.exact_norm(y)))
         apart = norms.exact_norm(x - y) / norm if norm else 0.0
         if apart > slack or (not slack and not np.array_equal(x, y)):
             return None
         worst = max(worst, apart)
-    known = [n for n in (_pieces(context.models[side]) for side in ("a", "b")) if n is not None]
+    known = [
+        n for n in (_vocabulary_size(context.models[side]) for side in ("a", "b")) if n is not None
+    ]
     if known and max(known) > few:
         return None  # ids of the longer vocabulary reach the other rows
     large = second if label == "B" else first
     more = large.rows - few
     says = f"{label} has {more} more rows behind the {few} that both have and that are equal"
     ids = f"the tokenizer has {max(known)} ids" if known else "neither side has a tokenizer"
-    line = f"{ids}; the rows behind are {_filled(large, few)}"
+    line = f"{ids}; the rows behind are {_padding_content(large, few)}"
     both = first.take(np.arange(min(few, FEW)))
     proof = prove_values(both, few * first.columns, 0, slack)
     return make_finding("padded_vocabulary", (key,), (says, line), None, worst, proof)
 
 
-def _pieces(model: "Model") -> int | None:
+def _vocabulary_size(model: "Model") -> int | None:
     """Return how many ids a model's tokenizer has; None where it has none, or it cannot be read."""
     try:
-        found = facts(model)
+        found = tokenizer_facts(model)
     except AprfmtError:
         return None
     size = found.get("vocab_size")
     return size if isinstance(size, int) else None
 
 
-def _filled(side: Reader, start: int) -> str:
+def _padding_content(side: RowReader, start: int) -> str:
     """Return what the rows from `start` hold."""
-    values = wide(side.take(np.arange(start, side.rows)))
+    values = to_float64(side.take(np.arange(start, side.rows)))
     if not values.any():
         return "zeros"
     if bool((values == values[0]).all()):

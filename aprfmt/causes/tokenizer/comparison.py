@@ -16,10 +16,10 @@ from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
-from aprfmt.tokenizer.conversations import lacking
+from aprfmt.tokenizer.conversations import tokens_lacking
 from aprfmt.tokenizer.engine_defaults import healed_types
 from aprfmt.tokenizer.keys import CONTROL
-from aprfmt.tokenizer.stated import Stated, stated
+from aprfmt.tokenizer.stated import StatedTokenizer, stated_tokenizer
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 CAUSE_ROWS = (
@@ -34,12 +34,24 @@ CAUSE_ROWS = (
 # In the order in which findings are named. Where the kind or the whole vocabulary is another one,
 # it stands for the rows behind it whose parts it holds.
 _LISTED = (
-    pre_tokenizer.kind, vocabulary_lists.pieces, vocabulary_lists.beyond, vocabulary_lists.added,
-    vocabulary_lists.types, pre_tokenizer.pre_tokenizer, pre_tokenizer.metaspace,
-    pre_tokenizer.prefix, pre_tokenizer.normalizer, vocabulary_lists.merges,
-    vocabulary_lists.scores, pre_tokenizer.options, special_ids.roles, special_ids.framing,
-    special_ids.template, special_ids.generation, special_ids.configured,
-)  # fmt: skip
+    pre_tokenizer.kind_difference,
+    vocabulary_lists.piece_difference,
+    vocabulary_lists.rowless_token_difference,
+    vocabulary_lists.added_token_difference,
+    vocabulary_lists.type_difference,
+    pre_tokenizer.pre_tokenizer_difference,
+    pre_tokenizer.metaspace_difference,
+    pre_tokenizer.prefix_difference,
+    pre_tokenizer.normalizer_difference,
+    vocabulary_lists.merge_difference,
+    vocabulary_lists.score_difference,
+    pre_tokenizer.option_differences,
+    special_ids.special_id_differences,
+    special_ids.framing_differences,
+    special_ids.template_difference,
+    special_ids.generation_differences,
+    special_ids.config_id_differences,
+)
 COMPARED = (
     "pieces, types, merges or scores, splitting, special ids, BOS and EOS, chat template, "
     "generation settings"
@@ -67,10 +79,10 @@ class TokensReport:
 
 def compare_tokens(a: Model, b: Model) -> TokensReport:
     """Compare the tokenizers of two open models; what cannot be read is said, not raised."""
-    sides: list[Stated | None] = []
+    sides: list[StatedTokenizer | None] = []
     for label, model in (("A", a), ("B", b)):
         try:
-            sides.append(stated(model))
+            sides.append(stated_tokenizer(model))
         except AprfmtError as error:
             return TokensReport(not_checked=(f"tokenizer: {label}'s cannot be read: {error}",))
     mine, theirs = sides
@@ -82,15 +94,15 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
             not_checked=(f"tokenizer: {lacking} {verb} none; not compared",), carried=has
         )
     try:
-        mine, theirs = as_engines_type(mine, theirs), as_engines_type(theirs, mine)
-        report = between(mine, theirs)
-        own = carried_otherwise(theirs, b)
-        if own is not None and carried_otherwise(mine, a) is None:
-            report = _joined(report, own)
+        mine, theirs = with_engine_types(mine, theirs), with_engine_types(theirs, mine)
+        report = compare_stated(mine, theirs)
+        own = compare_carried(theirs, b)
+        if own is not None and compare_carried(mine, a) is None:
+            report = _join_reports(report, own)
         vocabularies = mine.vocabulary, theirs.vocabulary
         return replace(
             report,
-            added=_added(mine, theirs),
+            added=_added_token_ids(mine, theirs),
             counts=counts(*vocabularies),
             left=tuple(_without_counterpart(mine, theirs)),
         )
@@ -98,7 +110,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         return TokensReport(not_checked=(f"tokenizer: not compared: {error}",))
 
 
-def as_engines_type(side: Stated, other: Stated) -> Stated:
+def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTokenizer:
     """Return lists with the types that llama.cpp gives to what looks like an end of a turn.
 
     Only where the other side has a control token: what both leave a plain piece stays one.
@@ -112,50 +124,52 @@ def as_engines_type(side: Stated, other: Stated) -> Stated:
     return side if types == list(own.types) else replace(side, vocabulary=replace(own, types=types))
 
 
-def _without_counterpart(a: Stated, b: Stated) -> Iterator[NotCompared]:
+def _without_counterpart(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[NotCompared]:
     """Yield the tokens without a row of each side, where the other side has lists.
 
     A GGUF's lists are as long as the embedding: its writers leave such tokens out.
     """
     for label, side, other in (("A", a, b), ("B", b, a)):
-        rowless = vocabulary_lists.without_row(side)
+        rowless = vocabulary_lists.tokens_without_row(side)
         if not rowless or not other.lists:
             continue
         first = next(iter(rowless.items()))
         yield NotCompared(
             "tokenizer part", f"{len(rowless)} tokens without a row", "no counterpart",
-            f"the first is {first[0]} {vocabulary_lists.said(first[1])}; lists end with the "
+            f"the first is {first[0]} {vocabulary_lists.value_text(first[1])}; lists end with the "
             "embedding",
             label,
         )  # fmt: skip
 
 
-def _added(*sides: Stated) -> tuple[int, ...]:
+def _added_token_ids(*sides: StatedTokenizer) -> tuple[int, ...]:
     """Return the ids of special tokens, then of all that are split off whole, each once."""
     vocabularies = [side.vocabulary for side in sides]
     special = [i for v in vocabularies for i in v.ids.values()]
     return tuple(dict.fromkeys([*special, *(i for v in vocabularies for i in v.added)]))
 
 
-def between(mine: Stated, theirs: Stated) -> TokensReport:
+def compare_stated(mine: StatedTokenizer, theirs: StatedTokenizer) -> TokensReport:
     """Compare two tokenizers. Raises FormatError for one that cannot be read."""
-    every = list(_differences(mine, theirs))
+    every = list(_listed_differences(mine, theirs))
     still = tuple(row for row in every if row.still)
     found = [row for row in every if not row.still]
     checked = (f"tokenizer: {COMPARED}",)
     if not found:
-        return TokensReport(notes=still, checked=checked, remarks=_unnamed(mine, theirs))
-    from aprfmt.causes.tokenizer.effect import ENGINE, measure_effects, split_alike
-    from aprfmt.causes.tokenizer.part_exchange import without_merges
+        return TokensReport(
+            notes=still, checked=checked, remarks=_unknown_template_tokens(mine, theirs)
+        )
+    from aprfmt.causes.tokenizer.effect import ENGINE, measure_effects, splits_are_equal
+    from aprfmt.causes.tokenizer.part_exchange import with_empty_merges
 
-    mine, theirs = without_merges(mine), without_merges(theirs)
+    mine, theirs = with_empty_merges(mine), with_empty_merges(theirs)
     unseen: list[Difference] = []
     missing: tuple[str, ...] = ()
-    if not _encodable(mine, theirs):
+    if not _can_encode(mine, theirs):
         unseen = [row for row in found if set(row.parts) & set(ENGINE)]
-        missing = (f"tokenizer: texts were not encoded: {_kinds(mine, theirs)}",)
+        missing = (f"tokenizer: texts were not encoded: {_kinds_text(mine, theirs)}",)
     unsure = [row for row in found if not row.sure and set(row.parts) <= set(ENGINE)]
-    if unsure and (unseen or split_alike(mine, theirs)):
+    if unsure and (unseen or splits_are_equal(mine, theirs)):
         still = (*still, *unsure)
     else:
         unsure = []
@@ -164,22 +178,25 @@ def between(mine: Stated, theirs: Stated) -> TokensReport:
     findings += measure_effects(mine, theirs, found) if found else []
     kept = tuple(row for row in findings if row.shown or row.sure)
     notes = tuple(row for row in findings if row not in kept)
-    return TokensReport(kept, (*still, *notes), _unnamed(mine, theirs), checked, missing)
+    return TokensReport(
+        kept, (*still, *notes), _unknown_template_tokens(mine, theirs), checked, missing
+    )
 
 
-def _encodable(a: Stated, b: Stated) -> bool:
+def _can_encode(a: StatedTokenizer, b: StatedTokenizer) -> bool:
     """Say whether texts can be encoded on both sides; beside lists, only what GGUF's lists say."""
     if not a.lists and not b.lists:
         return True
     return all(side.encodes and side.vocabulary.kind in ("bpe", "spm") for side in (a, b))
 
 
-def _kinds(a: Stated, b: Stated) -> str:
+def _kinds_text(a: StatedTokenizer, b: StatedTokenizer) -> str:
+    """Return in words which ways of splitting are not known here."""
     names = (side.vocabulary.pre or side.vocabulary.kind for side in (a, b))
     return " and ".join(dict.fromkeys(names)) + ", which aprfmt does not split by"
 
 
-def _differences(a: Stated, b: Stated) -> Iterator[Difference]:
+def _listed_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the listed differences, without those that an earlier one includes."""
     held: set[str] = set()
     for rows in _LISTED:
@@ -194,25 +211,25 @@ def _differences(a: Stated, b: Stated) -> Iterator[Difference]:
 # --- a template and its own vocabulary, a file and the tokenizer.json in it ------------------
 
 
-def _unnamed(a: Stated, b: Stated) -> tuple[str, ...]:
+def _unknown_template_tokens(a: StatedTokenizer, b: StatedTokenizer) -> tuple[str, ...]:
     """Return a sentence for each side whose template names tokens that its vocabulary lacks."""
     if a.template == b.template and a.vocabulary.tokens == b.vocabulary.tokens:
         return ()
     return tuple(
         f"{label}'s chat template names tokens that its vocabulary lacks: {', '.join(missing)}"
         for label, side in (("A", a), ("B", b))
-        if (missing := lacking(side))
+        if (missing := tokens_lacking(side))
     )
 
 
-def carried_otherwise(side: Stated, model: Model) -> TokensReport | None:
+def compare_carried(side: StatedTokenizer, model: Model) -> TokensReport | None:
     """Return what a carried tokenizer.json says otherwise than the lists; None if nothing."""
     if not side.lists:
         return None
-    own = stated(model, carried_json=True)
+    own = stated_tokenizer(model, carried_json=True)
     if own is None:
         return None
-    report = between(own, side)
+    report = compare_stated(own, side)
     kept = tuple(row for row in report.findings if row.name in _CARRIED)
     return TokensReport(kept) if kept else None
 
@@ -221,7 +238,7 @@ _CARRIED = ("tokens", "kind", "token_type", "pre", "add_space_prefix", "normaliz
             "scores")  # fmt: skip
 
 
-def _joined(report: TokensReport, own: TokensReport) -> TokensReport:
+def _join_reports(report: TokensReport, own: TokensReport) -> TokensReport:
     """Return a report with the finding about the carried tokenizer.json behind its own."""
     first = own.findings[0]
     name = "tokenizer.huggingface.json"

@@ -10,21 +10,26 @@ from aprfmt.causes.tokenizer.part_exchange import (
     SCORED,
     TokenizerParts,
     control_ids,
-    exchanged,
-    parts_of,
+    exchange_parts,
+    tokenizer_parts,
     vocabulary_of,
 )
-from aprfmt.causes.tokenizer.probe_texts import piece_texts, plain_text, special_texts_of, texts_for
+from aprfmt.causes.tokenizer.probe_texts import (
+    piece_texts,
+    plain_text,
+    probe_texts,
+    special_texts_of,
+)
 from aprfmt.causes.tokenizer.special_ids import SAMPLING
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.base import Engine
-from aprfmt.tokenizer.conversations import rendered
+from aprfmt.tokenizer.conversations import render_conversations
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
 from aprfmt.tokenizer.keys import IDS
 from aprfmt.tokenizer.spm import SpmEngine
-from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.stated import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import stop_ids
 
 _BY_PIECES = {"pre_tokenizer", "normalizer", "merges", "scores", "options"}
@@ -35,7 +40,7 @@ _Encoded = tuple[Engine | None, Readings, TokenizerParts]
 
 
 @dataclass
-class Bench:
+class ProbeBench:
     """Probe texts and conversations; every combination of parts is read once.
 
     `also` are texts that are only encoded (the pieces' own texts), whose ids are one reading each.
@@ -53,7 +58,7 @@ class Bench:
     def read(self, parts: TokenizerParts) -> Readings:
         """Return every reading by its label."""
         engine, found = self._encoded(parts)
-        found = found | _plain(parts)
+        found = found | _readings_without_text(parts)
         texts = self.chats(parts)
         for name, (status, text) in texts.items():
             found["chat", name] = (status, text if status == "ok" else "")
@@ -78,7 +83,7 @@ class Bench:
         key = (template, *sorted(variables.items()))
         if key not in self._rendered:
             try:
-                self._rendered[key] = rendered(template, variables, self.where)
+                self._rendered[key] = render_conversations(template, variables, self.where)
             except AprfmtError as error:
                 self._rendered[key] = {"every conversation": ("broken", str(error))}
         return self._rendered[key]
@@ -89,7 +94,7 @@ class Bench:
         key = tuple(id(parts[name]) for name in ENGINE)
         if key not in self._engines:  # the parts are kept, so that ids stay those of these objects
             try:
-                engine = made(parts, self.where)
+                engine = build_engine(parts, self.where)
                 self._engines[key] = (engine, self._split(engine), parts)
             except AprfmtError as error:
                 self._engines[key] = (None, {("tokenizer", ""): str(error)}, parts)
@@ -104,7 +109,7 @@ class Bench:
         return found
 
 
-def made(parts: TokenizerParts, where: str) -> Engine:
+def build_engine(parts: TokenizerParts, where: str) -> Engine:
     """Return the engine of parts. Raises FormatError if the library refuses them."""
     if parts["options"]["type"] == SCORED:
         return SpmEngine(vocabulary_of(parts), where)
@@ -122,7 +127,7 @@ def made(parts: TokenizerParts, where: str) -> Engine:
     return engine_of_text(json.dumps(data), where)
 
 
-def _plain(parts: TokenizerParts) -> Readings:
+def _readings_without_text(parts: TokenizerParts) -> Readings:
     """Return the readings that need no text: ids, ends, what is put around a text, settings."""
     found: Readings = {
         (role, ""): parts[f"role:{role}"][0] for role in IDS if role not in ("unk", "sep", "mask")
@@ -147,7 +152,7 @@ def _plain(parts: TokenizerParts) -> Readings:
     return found
 
 
-def apart(mine: Readings, theirs: Readings) -> list[SideLabel]:
+def differing_labels(mine: Readings, theirs: Readings) -> list[SideLabel]:
     """Return the labels of readings that are not equal, in the order of `mine`."""
     return [
         label for label in dict.fromkeys((*mine, *theirs)) if mine.get(label) != theirs.get(label)
@@ -172,34 +177,43 @@ class Effect:
         return bool(self.labels) and self.after == 0.0
 
 
-def effects(
-    bench: Bench, a: TokenizerParts, b: TokenizerParts, groups: Sequence[Sequence[str]]
+def group_effects(
+    bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, groups: Sequence[Sequence[str]]
 ) -> list[Effect]:
     """Return the effect of each group of parts on the readings."""
     reference = bench.read(a)
     every = [name for group in groups for name in group]
-    rest = apart(reference, bench.read(exchanged(b, a, every)))
+    rest = differing_labels(reference, bench.read(exchange_parts(b, a, every)))
     found = []
     for group in groups:
-        labels = apart(reference, bench.read(exchanged(a, b, group)))
-        found.append(Effect(tuple(labels), _share(labels, reference), _share(rest, reference)))
+        labels = differing_labels(reference, bench.read(exchange_parts(a, b, group)))
+        found.append(
+            Effect(
+                tuple(labels),
+                _share_of_probes(labels, reference),
+                _share_of_probes(rest, reference),
+            )
+        )
     return found
 
 
-def split_effect(
-    bench: Bench, a: TokenizerParts, b: TokenizerParts, group: Sequence[str]
+def measure_split_effect(
+    bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, group: Sequence[str]
 ) -> Effect:
     """Return the effect of a group on what texts are split into before merging.
 
     With a vocabulary of short pieces another splitting may leave the ids of every probe as they
     are; what the pre-tokenizer itself gives differs even then.
     """
-    read = [words(bench, parts) for parts in (a, exchanged(a, b, group), exchanged(b, a, group))]
-    labels, rest = (apart(read[0], other) for other in read[1:])
-    return Effect(tuple(labels), _share(labels, read[0]), _share(rest, read[0]))
+    read = [
+        read_words(bench, parts)
+        for parts in (a, exchange_parts(a, b, group), exchange_parts(b, a, group))
+    ]
+    labels, rest = (differing_labels(read[0], other) for other in read[1:])
+    return Effect(tuple(labels), _share_of_probes(labels, read[0]), _share_of_probes(rest, read[0]))
 
 
-def words(bench: Bench, parts: TokenizerParts) -> Readings:
+def read_words(bench: ProbeBench, parts: TokenizerParts) -> Readings:
     """Return every probe text's words; none where the engine of these parts has no words."""
     engine = bench.engine(parts)
     if not isinstance(engine, HfEngine):
@@ -207,22 +221,25 @@ def words(bench: Bench, parts: TokenizerParts) -> Readings:
     return {("words", text): tuple(engine.words(text)) for text in bench.texts}
 
 
-def _share(labels: Sequence[SideLabel], reference: Readings) -> float:
+def _share_of_probes(labels: Sequence[SideLabel], reference: Readings) -> float:
+    """Return the share of the reference's probes that these labels are."""
     return len(labels) / max(1, len(reference))
 
 
-def measure_effects(a: Stated, b: Stated, found: Sequence[Difference]) -> list[Difference]:
+def measure_effects(
+    a: StatedTokenizer, b: StatedTokenizer, found: Sequence[Difference]
+) -> list[Difference]:
     """Return each difference with its effect on the probes."""
     groups = [row.parts for row in found]
     listed = {name for group in groups for name in group}
     splits = bool(listed & set(ENGINE))
-    mine, theirs = parts_of(a, b, engine=splits), parts_of(b, a, engine=splits)
-    texts = texts_for(a, b) if splits else []
+    mine, theirs = tokenizer_parts(a, b, engine=splits), tokenizer_parts(b, a, engine=splits)
+    texts = probe_texts(a, b) if splits else []
     theirs |= {name: mine[name] for name in mine if name not in listed and name not in ENGINE}
     where = b.carried.where
     special = special_texts_of(texts, a, b)
-    bench = Bench(texts, special, where, encodes=splits)
-    every = effects(bench, mine, theirs, groups)
+    bench = ProbeBench(texts, special, where, encodes=splits)
+    every = group_effects(bench, mine, theirs, groups)
     unseen = any(
         not effect.labels and _BY_PIECES & set(group)
         for effect, group in zip(every, groups, strict=True)
@@ -230,10 +247,10 @@ def measure_effects(a: Stated, b: Stated, found: Sequence[Difference]) -> list[D
     if unseen:
         tokens = dict.fromkeys((*a.vocabulary.tokens, *b.vocabulary.tokens))
         also = piece_texts(map(plain_text, tokens))
-        bench = Bench(texts, special, where, also)
-        every = effects(bench, mine, theirs, groups)
+        bench = ProbeBench(texts, special, where, also)
+        every = group_effects(bench, mine, theirs, groups)
     every = [
-        split_effect(bench, mine, theirs, row.parts)
+        measure_split_effect(bench, mine, theirs, row.parts)
         if row.cause == "pre_tokenizer" and row.sure and not effect.labels
         else effect
         for row, effect in zip(found, every, strict=True)
@@ -244,7 +261,7 @@ def measure_effects(a: Stated, b: Stated, found: Sequence[Difference]) -> list[D
             shown=effect.shown,
             before=effect.before,
             after=effect.after,
-            example=_example(bench, mine, theirs, effect),
+            example=_first_example(bench, mine, theirs, effect),
         )
         for row, effect in zip(found, every, strict=True)
     ]
@@ -253,19 +270,21 @@ def measure_effects(a: Stated, b: Stated, found: Sequence[Difference]) -> list[D
 # --- what a probe shows, in words ------------------------------------------------------------
 
 
-def _example(bench: Bench, a: TokenizerParts, b: TokenizerParts, effect: Effect) -> tuple[str, ...]:
+def _first_example(
+    bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, effect: Effect
+) -> tuple[str, ...]:
     """Return what both sides make of the first probe that shows a difference; () without one."""
-    for label in sorted(effect.labels, key=_telling):
+    for label in sorted(effect.labels, key=_label_order):
         kind, text = label
         if kind in ("text", "as text"):
-            both = [_splits(bench, parts, text, kind == "text") for parts in (a, b)]
+            both = [_split_text(bench, parts, text, kind == "text") for parts in (a, b)]
             if both[0] != both[1]:
                 return tuple(f"{shorten(repr(text), 80)} is {said}" for said in both)
         if kind == "words":
-            shown = [_words(bench, parts, text) for parts in (a, b)]
+            shown = [_words_text(bench, parts, text) for parts in (a, b)]
             return tuple(f"{shorten(repr(text), 80)} is {said}" for said in shown)
         if kind == "chat":
-            x, y = (_answer(bench, parts, text) for parts in (a, b))
+            x, y = (_rendered_chat(bench, parts, text) for parts in (a, b))
             at = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q),
                       min(len(x), len(y)))  # fmt: skip
             start = max(0, at - 20)
@@ -273,52 +292,52 @@ def _example(bench: Bench, a: TokenizerParts, b: TokenizerParts, effect: Effect)
     return ()
 
 
-def _answer(bench: Bench, parts: TokenizerParts, name: str) -> str:
+def _rendered_chat(bench: ProbeBench, parts: TokenizerParts, name: str) -> str:
     every = bench.chats(parts)
     status, text = every.get(name) or next(iter(every.values()), ("none", "no template"))
     return text if status == "ok" else f"({status}: {text})"
 
 
-def _telling(label: SideLabel) -> tuple[int, int]:
+def _label_order(label: SideLabel) -> tuple[int, int]:
     """Return the order of labels: texts before chats, short ones first."""
     kinds = ("text", "as text", "words", "chat", "tokenizer")
     rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
     return rank, len(label[1]) if rank < 3 else 0
 
 
-def _splits(bench: Bench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
+def _split_text(bench: ProbeBench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
     engine = bench.engine(parts)
     if engine is None:
         return "nothing"
     ids = engine.encode(text, False, parse_special)
-    shown = "|".join(_readable(engine.token(i) or f"[{i}]") for i in ids[:40])
-    return f"{shown}{'|...' if len(ids) > 40 else ''} ({len(ids)} ids: {_few(ids)})"
+    shown = "|".join(_readable_token(engine.token(i) or f"[{i}]") for i in ids[:40])
+    return f"{shown}{'|...' if len(ids) > 40 else ''} ({len(ids)} ids: {_short_ids(ids)})"
 
 
-def _words(bench: Bench, parts: TokenizerParts, text: str) -> str:
+def _words_text(bench: ProbeBench, parts: TokenizerParts, text: str) -> str:
     engine = bench.engine(parts)
     assert isinstance(engine, HfEngine)
     found = engine.words(text)
-    shown = "|".join(map(_readable, found[:40]))
+    shown = "|".join(map(_readable_token, found[:40]))
     return f"{shown}{'|...' if len(found) > 40 else ''} ({len(found)} words before merging)"
 
 
-def _readable(token: str) -> str:
+def _readable_token(token: str) -> str:
     return repr(plain_text(token) or token)[1:-1]
 
 
-def _few(ids: Sequence[int]) -> str:
+def _short_ids(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids[:8])) + (" ..." if len(ids) > 8 else "")
 
 
-def split_alike(a: Stated, b: Stated) -> bool:
+def splits_are_equal(a: StatedTokenizer, b: StatedTokenizer) -> bool:
     """Say whether scores and a tokenizer.json, each read in its own way, split all probes alike."""
     files, lists = (b, a) if a.lists else (a, b)
     if files.data is None or not lists.lists or lists.vocabulary.scores is None:
         return False
     if lists.vocabulary.kind != "spm" or lists.vocabulary.merges is not None:
         return False
-    texts = texts_for(a, b)
+    texts = probe_texts(a, b)
     own = engine_of_text(files.carried.tokenizer_json() or "", files.carried.origin)
     own.add(files.added)
     other = SpmEngine(lists.vocabulary, lists.carried.where)

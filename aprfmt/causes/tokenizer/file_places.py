@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE, FLAGS, IDS, MERGES, PRE, SCORES, TOKENS, TYPES
-from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.stated import StatedTokenizer
 
 # What confirms a cause of two tokenizers, whichever part it is.
 EXCHANGED = (
@@ -26,7 +26,7 @@ _JSON: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def place(side: Stated, part: str) -> tuple[str, ...]:
+def part_place(side: StatedTokenizer, part: str) -> tuple[str, ...]:
     """Return the key or `FILE: KEY` of a part, alone in a tuple."""
     if side.lists:
         return (_LISTS[part],)

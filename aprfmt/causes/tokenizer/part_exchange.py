@@ -6,18 +6,20 @@ from typing import Any
 
 from aprfmt.causes.tokenizer.pre_tokenizer import UNSAID
 from aprfmt.causes.tokenizer.special_ids import frame_roles
-from aprfmt.causes.tokenizer.vocabulary_lists import LOOKS_SPECIAL, spelled
+from aprfmt.causes.tokenizer.vocabulary_lists import LOOKS_SPECIAL, comparable_pieces
 from aprfmt.tokenizer import pre
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
 from aprfmt.tokenizer.hf_json import FLAGS, id_list
 from aprfmt.tokenizer.keys import CONTROL, GENERATION, IDS, NORMAL, UNKNOWN, USER_DEFINED
-from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.stated import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
 TokenizerParts = dict[str, Any]
 
 
-def parts_of(side: Stated, other: Stated, *, engine: bool = True) -> TokenizerParts:
+def tokenizer_parts(
+    side: StatedTokenizer, other: StatedTokenizer, *, engine: bool = True
+) -> TokenizerParts:
     """Return a side's parts; what lists beside a tokenizer.json cannot say is the other side's.
 
     Without `engine`, those only that encoding does not need, and the added tokens. Raises
@@ -29,12 +31,12 @@ def parts_of(side: Stated, other: Stated, *, engine: bool = True) -> TokenizerPa
             "options": {"type": SCORED},
         }  # fmt: skip
     elif side.data is not None:
-        made = _from_json(side)
+        made = _parts_from_json(side)
     elif other.data is not None and side.vocabulary.kind == other.vocabulary.kind:
-        made = _beside(side, other)
+        made = _parts_beside_json(side, other)
     else:
-        made = _from_lists(side)
-    return made | _ends(side, other)
+        made = _parts_from_lists(side)
+    return made | _end_parts(side, other)
 
 
 def _merge_pairs(merges: Sequence[str] | None) -> list[tuple[str, str]]:
@@ -46,7 +48,8 @@ def _merge_pairs(merges: Sequence[str] | None) -> list[tuple[str, str]]:
     return found
 
 
-def _from_json(side: Stated) -> TokenizerParts:
+def _parts_from_json(side: StatedTokenizer) -> TokenizerParts:
+    """Return the parts of a tokenizer.json."""
     assert side.data is not None
     model = side.data["model"]
     raw = model.get("merges")
@@ -71,10 +74,10 @@ def _from_json(side: Stated) -> TokenizerParts:
     }
 
 
-def _from_lists(side: Stated) -> TokenizerParts:
+def _parts_from_lists(side: StatedTokenizer) -> TokenizerParts:
     """Return the parts of lists beside other lists, as llama.cpp reads them: not normalised."""
     if side.vocabulary.kind == "spm" and side.vocabulary.merges is None:
-        return _scored(side)
+        return _parts_with_scores(side)
     data = tokenizer_json(side.vocabulary, side.carried.where)
     model = data["model"]
     rest = {
@@ -96,7 +99,8 @@ def _from_lists(side: Stated) -> TokenizerParts:
 SCORED = "scores"  # the type of a vocabulary that joins by scores; SpmEngine reads it as it is
 
 
-def _scored(side: Stated) -> TokenizerParts:
+def _parts_with_scores(side: StatedTokenizer) -> TokenizerParts:
+    """Return the parts of lists whose pieces join by scores."""
     own = side.vocabulary
     return {
         "pieces": own.tokens,
@@ -141,11 +145,12 @@ def control_ids(parts: TokenizerParts) -> dict[str, int]:
 # --- lists beside a tokenizer.json ---------------------------------------------------------------
 
 
-def _beside(side: Stated, other: Stated) -> TokenizerParts:
-    like = _from_json(other)
+def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
+    """Return the parts of lists as they stand beside the other side's tokenizer.json."""
+    like = _parts_from_json(other)
     vocabulary = side.vocabulary
     made = dict(like)
-    tokens = _unspelled(side, other)
+    tokens = _pieces_as_in_json(side, other)
     if isinstance(like["pieces"], Mapping):
         made["pieces"] = {token: i for i, token in enumerate(tokens)}
     elif tokens[: len(like["pieces"])] != [row[0] for row in like["pieces"]]:
@@ -158,35 +163,43 @@ def _beside(side: Stated, other: Stated) -> TokenizerParts:
         made["merges"] = merges_from_scores(vocabulary, side.carried.where)
     elif like["merges"]:
         made["merges"] = []
-    made["added"] = _added(side, like["added"])
-    made["normalizer"] = _normalizer(side, other, like["normalizer"])
+    made["added"] = _added_tokens(side, like["added"])
+    made["normalizer"] = _comparable_normalizer(side, other, like["normalizer"])
     if vocabulary.kind == "bpe" and other.data is not None:
-        if pre.splitting(other.data) != pre.row_splitting(vocabulary.pre):
+        if pre.splitting_of(other.data) != pre.row_splitting(vocabulary.pre):
             row = pre.PRE_TOKENIZERS[vocabulary.pre]
             made["pre_tokenizer"] = (pre.pre_tokenizer_json(row), row.ignore_merges)
     elif vocabulary.add_space_prefix != other.vocabulary.add_space_prefix:
-        made["pre_tokenizer"] = (_prefixed(like["pre_tokenizer"][0], vocabulary.add_space_prefix),
-                                 like["pre_tokenizer"][1])  # fmt: skip
+        made["pre_tokenizer"] = (
+            _with_blank_prefix(like["pre_tokenizer"][0], vocabulary.add_space_prefix),
+            like["pre_tokenizer"][1],
+        )
     return made
 
 
-def _unspelled(side: Stated, other: Stated) -> list[str]:
+def _pieces_as_in_json(side: StatedTokenizer, other: StatedTokenizer) -> list[str]:
     """Return the lists' pieces as the tokenizer.json spells them, where both say one piece."""
     own = other.vocabulary.tokens
     return [
         own[i] if i < len(own) and token == like else token
         for i, (token, like) in enumerate(
-            zip(side.vocabulary.tokens, _padded(spelled(other, side), side), strict=True)
+            zip(
+                side.vocabulary.tokens,
+                _pieces_with_fillers(comparable_pieces(other, side), side),
+                strict=True,
+            )
         )
     ]
 
 
-def _padded(tokens: Sequence[str], side: Stated) -> list[str]:
+def _pieces_with_fillers(tokens: Sequence[str], side: StatedTokenizer) -> list[str]:
     size = len(side.vocabulary.tokens)
     return [*tokens[:size], *[""] * (size - len(tokens))]
 
 
-def _added(side: Stated, rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+def _added_tokens(
+    side: StatedTokenizer, rows: Sequence[Mapping[str, object]]
+) -> list[dict[str, object]]:
     """Return the tokens that lists split off whole; flags they cannot say are the other side's."""
     known = {row["content"]: row for row in rows}
     found = []
@@ -206,7 +219,7 @@ def _added(side: Stated, rows: Sequence[Mapping[str, object]]) -> list[dict[str,
     return found
 
 
-def _normalizer(side: Stated, other: Stated, node: object) -> object:
+def _comparable_normalizer(side: StatedTokenizer, other: StatedTokenizer, node: object) -> object:
     """Return the other side's normalizer, without steps that llama.cpp would not make."""
     steps = [dict(step) for step in pre.flatten(node, "normalizers") if step.get("type") in UNSAID]
     want = side.vocabulary.add_space_prefix
@@ -218,7 +231,7 @@ def _normalizer(side: Stated, other: Stated, node: object) -> object:
     return {"type": "Sequence", "normalizers": steps} if steps else None
 
 
-def _prefixed(node: object, want: bool) -> object:
+def _with_blank_prefix(node: object, want: bool) -> object:
     """Return a pre-tokenizer whose Metaspace puts a blank in front, or does not."""
     steps = [dict(step) for step in pre.flatten(node, "pretokenizers")]
     for step in steps:
@@ -231,7 +244,7 @@ def _prefixed(node: object, want: bool) -> object:
 # --- ids, frame, template, generation -----------------------------------------------------------
 
 
-def _ends(side: Stated, other: Stated) -> TokenizerParts:
+def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
     """Return special ids with texts, what is put around a text, the template, and settings."""
     crossed = side.lists and not other.lists
     made: TokenizerParts = {}
@@ -258,7 +271,9 @@ def _ends(side: Stated, other: Stated) -> TokenizerParts:
     return made
 
 
-def exchanged(mine: TokenizerParts, theirs: TokenizerParts, names: Sequence[str]) -> TokenizerParts:
+def exchange_parts(
+    mine: TokenizerParts, theirs: TokenizerParts, names: Sequence[str]
+) -> TokenizerParts:
     """Return `mine` with the named parts of `theirs`; merges of pieces it lacks are left out."""
     made = mine | {name: theirs[name] for name in names if name in theirs}
     vocab = made["pieces"]
@@ -270,7 +285,7 @@ def exchanged(mine: TokenizerParts, theirs: TokenizerParts, names: Sequence[str]
     return made
 
 
-def without_merges(side: Stated) -> Stated:
+def with_empty_merges(side: StatedTokenizer) -> StatedTokenizer:
     """Return lists that state no merges as ones with none, which can be built."""
     if side.lists and side.vocabulary.kind == "bpe" and side.vocabulary.merges is None:
         return replace(side, vocabulary=replace(side.vocabulary, merges=[]))

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
-from aprfmt.causes.tokenizer.vocabulary_lists import Difference, across, said
+from aprfmt.causes.tokenizer.file_places import EXCHANGED, part_place
+from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.keys import MODEL, PRE
 from aprfmt.tokenizer.pre import (
@@ -14,36 +14,47 @@ from aprfmt.tokenizer.pre import (
     flatten,
     known_steps,
     row_splitting,
-    splitting,
+    splitting_of,
 )
-from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.stated import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK
 
 CAUSE_ROWS = (
     Cause(
-        "tokenizer_model", "identity", "bug",
+        "tokenizer_model",
+        "identity",
+        "bug",
         "The vocabulary is read as another kind, or its model has other options (byte_fallback, "
         "unk_token).",
-        "`tokenizer.ggml.model` or `model` of tokenizer.json.", EXCHANGED,
+        "`tokenizer.ggml.model` or `model` of tokenizer.json.",
+        EXCHANGED,
     ),
     Cause(
-        "pre_tokenizer", "identity", "bug",
+        "pre_tokenizer",
+        "identity",
+        "bug",
         "Texts are split otherwise before merging: another `tokenizer.ggml.pre`, none, another "
         "regex, digits one by one or in threes.",
-        "Steps compared by effect; names that split alike are no difference.", EXCHANGED,
+        "Steps compared by effect; names that split alike are no difference.",
+        EXCHANGED,
     ),
     Cause(
-        "space_prefix", "identity", "bug",
+        "space_prefix",
+        "identity",
+        "bug",
         "A blank is put before a text on one side only (`add_space_prefix`, Prepend, Metaspace).",
-        "The key or its default, against the normalizer.", EXCHANGED,
+        "The key or its default, against the normalizer.",
+        EXCHANGED,
     ),
     Cause(
-        "normalizer", "identity", "bug",
+        "normalizer",
+        "identity",
+        "bug",
         "Texts are normalised otherwise before splitting: lower case, accents, NFC.",
         "`normalizer` of both tokenizer.json; what GGUF cannot say counts if a probe shows it.",
         EXCHANGED,
     ),
-)  # fmt: skip
+)
 
 # Normalizers that GGUF has no key for and llama.cpp leaves out: no fault of a copy.
 UNSAID = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Prepend", "Replace", "Strip")
@@ -55,10 +66,10 @@ _OPTIONS: Mapping[str, Any] = {
 _IDLE = ("trim_offsets",)  # settings of a pre-tokenizer that move offsets and no id
 
 
-def kind(a: Stated, b: Stated) -> Iterator[Difference]:
+def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the kind of vocabulary."""
     x, y = a.vocabulary.kind, b.vocabulary.kind
-    if x == y or (across(a, b) and {x, y} == {"unigram", "spm"}):
+    if x == y or (is_list_and_json(a, b) and {x, y} == {"unigram", "spm"}):
         return
     says = f"A is read as {x}, B as {y}"
     mend: tuple[str, ...] = ()
@@ -67,12 +78,12 @@ def kind(a: Stated, b: Stated) -> Iterator[Difference]:
         if own and own != side.vocabulary.kind:
             says += f", though {label}'s pieces are those of {KIND_NAMES[own]}"
             if label == "B" and own == x and b.lists and b.carried.model.key_style == "gguf":
-                mend = _named_kind(a, b, own)
+                mend = _keys_of_kind(a, b, own)
     yield Difference(
         "kind",
         "tokenizer_model",
         ("options", "pieces", "merges", "scores", "added", "pre_tokenizer", "normalizer"),
-        (*place(b, "kind"), *place(a, "kind")),
+        (*part_place(b, "kind"), *part_place(a, "kind")),
         says,
         x,
         y,
@@ -80,15 +91,19 @@ def kind(a: Stated, b: Stated) -> Iterator[Difference]:
     )
 
 
-def _named_kind(a: Stated, b: Stated, kind: str) -> tuple[str, ...]:
+def _keys_of_kind(a: StatedTokenizer, b: StatedTokenizer, kind: str) -> tuple[str, ...]:
     """Return the keys under which B's pieces are read as A reads its own."""
     keys = {MODEL.gguf: GGUF_MODELS[kind]}
-    if kind == "bpe" and (name := _named(a)) in PRE_TOKENIZERS and name != b.carried.text(PRE):
+    if (
+        kind == "bpe"
+        and (name := _splitting_name(a)) in PRE_TOKENIZERS
+        and name != b.carried.text(PRE)
+    ):
         keys[PRE.gguf] = name
     return tuple(f"{key}={value}" for key, value in keys.items())
 
 
-def options(a: Stated, b: Stated) -> Iterator[Difference]:
+def option_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield differing options of the models of two tokenizer.json (byte_fallback, unk_token)."""
     if a.data is None or b.data is None:
         return
@@ -112,7 +127,7 @@ def options(a: Stated, b: Stated) -> Iterator[Difference]:
         )
 
 
-def prefix(a: Stated, b: Stated) -> Iterator[Difference]:
+def prefix_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the blank put before a text, of vocabularies that spell blanks."""
     x, y = a.vocabulary.add_space_prefix, b.vocabulary.add_space_prefix
     if x == y or not a.vocabulary.kind == b.vocabulary.kind == "spm":
@@ -123,18 +138,18 @@ def prefix(a: Stated, b: Stated) -> Iterator[Difference]:
         "add_space_prefix",
         "space_prefix",
         ("normalizer", "pre_tokenizer"),
-        (*place(b, "prefix"), *place(a, "prefix")),
+        (*part_place(b, "prefix"), *part_place(a, "prefix")),
         f"a blank before the text: {x} in A, {y} in B{absent}",
         x,
         y,
     )
 
 
-def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
+def pre_tokenizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of how texts are split, by effect; a name alone is no difference."""
-    left, right = _splitting(a), _splitting(b)
-    x, y = _named(a), _named(b)
-    where = (*place(b, "pre"), *place(a, "pre"))
+    left, right = _splitting_of(a), _splitting_of(b)
+    x, y = _splitting_name(a), _splitting_name(b)
+    where = (*part_place(b, "pre"), *part_place(a, "pre"))
     if left == right and left is not None:
         if x != y:
             yield Difference(
@@ -151,65 +166,69 @@ def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
     if left is None and right is None and x == y:
         return
     known = all(side is not None and known_steps(side[0]) for side in (left, right))
-    if _merging(left, right):  # every piece's own text is a probe: none shows it, or it has effect
+    if _only_ignore_merges_differs(
+        left, right
+    ):  # every piece's own text is a probe: none shows it, or it has effect
         where, known = (where[0], "ignore_merges", *where[1:]), False
     yield Difference(
         "pre",
         "pre_tokenizer",
         ("pre_tokenizer",),
         where,
-        f"A splits by {x}, B by {y}{_missing(b)}",
+        f"A splits by {x}, B by {y}{_missing_text(b)}",
         x,
         y,
-        sure=known or not (across(a, b) or _merging(left, right)),
+        sure=known or not (is_list_and_json(a, b) or _only_ignore_merges_differs(left, right)),
     )
 
 
-def _merging(left: Splitting | None, right: Splitting | None) -> bool:
+def _only_ignore_merges_differs(left: Splitting | None, right: Splitting | None) -> bool:
     """Say whether only ignore_merges differs."""
     return left is not None and right is not None and left[0] == right[0]
 
 
-def _missing(side: Stated) -> str:
+def _missing_text(side: StatedTokenizer) -> str:
+    """Return a remark on a GGUF that lacks its `pre` key, "" for others."""
     absent = side.lists and side.vocabulary.kind == "bpe" and side.carried.value(PRE) is None
     return " (the key is missing; llama.cpp takes default)" if absent else ""
 
 
-def _splitting(side: Stated) -> Splitting | None:
+def _splitting_of(side: StatedTokenizer) -> Splitting | None:
     """Return what can be compared of the splitting; None for a name that is not known."""
     if side.vocabulary.kind != "bpe" and (side.lists or side.vocabulary.kind == "spm"):
         return ((), False)
     if side.data is None:
         return row_splitting(side.vocabulary.pre)
-    steps, ignores = splitting(side.data)
+    steps, ignores = splitting_of(side.data)
     if known_steps(steps):
         return steps, ignores
-    return _cleaned(flatten(side.data.get("pre_tokenizer"), "pretokenizers")), ignores
+    return _cleaned_steps(flatten(side.data.get("pre_tokenizer"), "pretokenizers")), ignores
 
 
-def _cleaned(nodes: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
+def _cleaned_steps(nodes: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
+    """Return steps as comparable rows, without keys that change nothing."""
     rows = [{key: value for key, value in node.items() if key not in _IDLE} for node in nodes]
     return tuple(("unknown", str(sorted(row.items(), key=str))) for row in rows)
 
 
-def _named(side: Stated) -> str:
+def _splitting_name(side: StatedTokenizer) -> str:
     """Return the name of the splitting in GGUF's words, or the steps of the tokenizer.json."""
     if side.data is None:
         return side.vocabulary.pre or side.vocabulary.kind
-    own = splitting(side.data)
+    own = splitting_of(side.data)
 
     names = (name for name in PRE_TOKENIZERS if row_splitting(name) == own)
-    steps = [f"{kind} {said(argument)}" for kind, argument in own[0]]
+    steps = [f"{kind} {value_text(argument)}" for kind, argument in own[0]]
     text = next(names, " + ".join(steps) or "nothing")
     return text if len(text) <= 90 else text[:87] + "..."
 
 
-def metaspace(a: Stated, b: Stated) -> Iterator[Difference]:
+def metaspace_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of SentencePiece-like pre-tokenizers of two tokenizer.json."""
     if a.data is None or b.data is None or a.vocabulary.kind != "spm" != b.vocabulary.kind:
         return
     left, right = (
-        _cleaned(flatten(side.data.get("pre_tokenizer"), "pretokenizers"))
+        _cleaned_steps(flatten(side.data.get("pre_tokenizer"), "pretokenizers"))
         for side in (a, b)
         if side.data is not None
     )
@@ -218,16 +237,16 @@ def metaspace(a: Stated, b: Stated) -> Iterator[Difference]:
             "pre",
             "pre_tokenizer",
             ("pre_tokenizer", "normalizer"),
-            place(b, "pre"),
-            f"A splits by {said(left)}, B by {said(right)}",
+            part_place(b, "pre"),
+            f"A splits by {value_text(left)}, B by {value_text(right)}",
             str(left),
             str(right),
         )
 
 
-def normalizer(a: Stated, b: Stated) -> Iterator[Difference]:
+def normalizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the normalizers; llama.cpp has none but the blank in front."""
-    left, right = _normalizing(a, b), _normalizing(b, a)
+    left, right = _comparable_steps(a, b), _comparable_steps(b, a)
     if left == right:
         return
     shown = [", ".join(step for step, _ in side) or "none" for side in (left, right)]
@@ -235,15 +254,15 @@ def normalizer(a: Stated, b: Stated) -> Iterator[Difference]:
         "normalizer",
         "normalizer",
         ("normalizer",),
-        (*place(b, "normalizer"), *place(a, "normalizer")),
+        (*part_place(b, "normalizer"), *part_place(a, "normalizer")),
         f"normalised by {shown[0]} in A, by {shown[1]} in B",
         shown[0],
         shown[1],
-        sure=not across(a, b),
+        sure=not is_list_and_json(a, b),
     )
 
 
-def _normalizing(side: Stated, other: Stated) -> tuple[tuple[str, str], ...]:
+def _comparable_steps(side: StatedTokenizer, other: StatedTokenizer) -> tuple[tuple[str, str], ...]:
     """Return the comparable steps of a normalizer, without those only one of the forms can say."""
     if side.data is None:
         return ()

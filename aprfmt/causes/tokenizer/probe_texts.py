@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.stated import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK
 
 # One reason each: scripts, runs of digits, blanks, code, contractions, emoji, combining marks.
@@ -39,16 +39,16 @@ _SAMPLE = 6_000  # pieces whose own text is encoded
 _LONG = 200  # characters of a piece
 
 
-def texts_for(a: Stated, b: Stated) -> list[str]:
+def probe_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
     """Return the probe texts for two tokenizers: the fixed ones and those made of differences."""
     found = dict.fromkeys(TEXTS)
-    specials = _specials(a) | _specials(b)
+    specials = _special_texts(a) | _special_texts(b)
     for token in list(specials)[:_MOST]:
         found[f"a{token}b"] = None
         found[f"x {token} y"] = None
-    found.update(dict.fromkeys(_merged(a, b)))
-    found.update(dict.fromkeys(_pieces(a, b)))
-    return [text for text in found if _valid(text)]
+    found.update(dict.fromkeys(_merge_texts(a, b)))
+    found.update(dict.fromkeys(_differing_piece_texts(a, b)))
+    return [text for text in found if _is_valid_text(text)]
 
 
 def piece_texts(texts: Iterable[str]) -> list[str]:
@@ -70,13 +70,13 @@ def plain_text(token: str) -> str:
     return token
 
 
-def special_texts_of(texts: Sequence[str], a: Stated, b: Stated) -> list[str]:
+def special_texts_of(texts: Sequence[str], a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
     """Return the texts in which a token split off whole is written."""
-    specials = _specials(a) | _specials(b)
+    specials = _special_texts(a) | _special_texts(b)
     return [text for text in texts if any(token in text for token in specials)]
 
 
-def _alphabet() -> dict[str, int]:
+def _byte_alphabet() -> dict[str, int]:
     """Return GPT-2's spelling of bytes as characters."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     found = {chr(byte): byte for byte in shown}
@@ -85,10 +85,11 @@ def _alphabet() -> dict[str, int]:
     return found
 
 
-_BYTES = _alphabet()
+_BYTES = _byte_alphabet()
 
 
-def _specials(side: Stated) -> dict[str, None]:
+def _special_texts(side: StatedTokenizer) -> dict[str, None]:
+    """Return the texts of a side's special tokens, in order."""
     rows = side.added
     if rows:
         return {row["content"]: None for row in rows if row["content"].strip()}
@@ -96,7 +97,7 @@ def _specials(side: Stated) -> dict[str, None]:
     return {tokens[i]: None for i in side.vocabulary.added if tokens[i].strip(" " + BLANK)}
 
 
-def _merged(a: Stated, b: Stated) -> list[str]:
+def _merge_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
     """Return texts of merges that one side lacks, or that stand elsewhere."""
     left, right = (list(side.vocabulary.merges or ()) for side in (a, b))
     if left == right:
@@ -108,7 +109,7 @@ def _merged(a: Stated, b: Stated) -> list[str]:
     return [plain_text(merge.replace(" ", "")) for merge in chosen]
 
 
-def _pieces(a: Stated, b: Stated) -> list[str]:
+def _differing_piece_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
     """Return texts of pieces that stand at other ids or have another score or type."""
     rows = []
     for side in (a, b):
@@ -122,7 +123,8 @@ def _pieces(a: Stated, b: Stated) -> list[str]:
     return [plain_text(token) for token in [*apart[:_MOST], *apart[::step][:_MOST]]]
 
 
-def _valid(text: str) -> bool:
+def _is_valid_text(text: str) -> bool:
+    """Return whether a text can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
-from aprfmt.causes.tokenizer.vocabulary_lists import Difference, across, said
+from aprfmt.causes.tokenizer.file_places import EXCHANGED, part_place
+from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.tokenizer.hf_json import id_list
 from aprfmt.tokenizer.keys import FLAGS, GENERATION, IDS
-from aprfmt.tokenizer.stated import Stated, stale_ids
+from aprfmt.tokenizer.stated import StatedTokenizer, stale_ids
 from aprfmt.tokenizer.template import same_program
 
 CAUSE_ROWS = (
@@ -57,32 +57,32 @@ CAUSE_ROWS = (
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
-def roles(a: Stated, b: Stated) -> Iterator[Difference]:
+def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield one difference for each special id that the sides state differently, or B lost."""
     for role in IDS:
-        x, y = (_in_effect(side, other, role) for side, other in ((a, b), (b, a)))
+        x, y = (_effective_id(side, other, role) for side, other in ((a, b), (b, a)))
         if x == y:
             continue
         lost = x is None or y is None
-        if x is not None and y is not None and _moved(a, b, x, y):
+        if x is not None and y is not None and _same_text_moved(a, b, x, y):
             continue
         if lost and (role != "eos" or {x, y} & (a.stops | b.stops) <= a.stops & b.stops):
             if not (role == "bos" and (a.begins or b.begins)):
                 continue
-        shown = [_told(side, role, i) for side, i in ((a, x), (b, y))]
+        shown = [_role_text(side, role, i) for side, i in ((a, x), (b, y))]
         yield Difference(
             f"{role}_id",
             "special_ids",
             (f"role:{role}",),
-            (*place(b, f"role:{role}"), *place(a, f"role:{role}")),
-            f"{role} is {shown[0]} in A, {shown[1]} in B{_taken_does(b, role)}",
+            (*part_place(b, f"role:{role}"), *part_place(a, f"role:{role}")),
+            f"{role} is {shown[0]} in A, {shown[1]} in B{_effect_of_default(b, role)}",
             x,
             y,
-            mend=_mend(a, b, role, x),
+            mend=_mending_assignment(a, b, role, x),
         )
 
 
-def _in_effect(side: Stated, other: Stated, role: str) -> int | None:
+def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> int | None:
     """Return the id that a side's readers go by: where a GGUF states none, llama.cpp's own.
 
     That one counts where it does something: an end always does, BOS where it is put before a text
@@ -97,21 +97,23 @@ def _in_effect(side: Stated, other: Stated, role: str) -> int | None:
     return side.vocabulary.taken[role] if role in ("bos", "eos") else i
 
 
-def _taken_does(side: Stated, role: str) -> str:
+def _effect_of_default(side: StatedTokenizer, role: str) -> str:
     """Return what comes of an id that B does not state; "" for a stated one."""
     if role not in side.vocabulary.taken:
         return ""
     return "; a generation ends there" if role == "eos" else "; texts begin with it"
 
 
-def _mend(a: Stated, b: Stated, role: str, wanted: int | None) -> tuple[str, ...]:
+def _mending_assignment(
+    a: StatedTokenizer, b: StatedTokenizer, role: str, wanted: int | None
+) -> tuple[str, ...]:
     """Return the key of a GGUF with A's id, as `aprfmt set` takes it; () where that is no key."""
     if not b.lists or wanted is None or b.carried.model.key_style != "gguf":
         return ()
     return (f"{IDS[role].gguf}={wanted}",)
 
 
-def _moved(a: Stated, b: Stated, x: int, y: int) -> bool:
+def _same_text_moved(a: StatedTokenizer, b: StatedTokenizer, x: int, y: int) -> bool:
     """Say whether a role names one text on both sides, which stands elsewhere among B's tokens.
 
     Where roles are stated as texts, the text's place is a difference of the tokens, found there.
@@ -122,21 +124,23 @@ def _moved(a: Stated, b: Stated, x: int, y: int) -> bool:
     return ours[y : y + 1] != [ours[x]] and theirs[x : x + 1] != [ours[x]]
 
 
-def _told(side: Stated, role: str, i: int | None) -> str:
+def _role_text(side: StatedTokenizer, role: str, i: int | None) -> str:
+    """Return what a side says of a special id, in words."""
     if i is None:
         return "not stated"
     if i == side.vocabulary.taken.get(role):
-        return f"not stated, and llama.cpp takes {_token(side, i)}"
-    return _token(side, i)
+        return f"not stated, and llama.cpp takes {_token_text(side, i)}"
+    return _token_text(side, i)
 
 
-def _token(side: Stated, i: int) -> str:
+def _token_text(side: StatedTokenizer, i: int) -> str:
+    """Return the text of an id, or that there is none."""
     tokens = side.vocabulary.tokens
     return f"{i} ({shorten(tokens[i], 30)})" if i < len(tokens) else f"{i} (no token)"
 
 
-def configured(a: Stated, b: Stated) -> Iterator[Difference]:
-    """Yield ids that differ between the config.json files, but for those `roles` has found.
+def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+    """Yield ids that differ between the config.json files, without what `roles` found already.
 
     Ends that generation_config.json states for both stand for config.json's.
     """
@@ -161,15 +165,15 @@ def configured(a: Stated, b: Stated) -> Iterator[Difference]:
         )
 
 
-def framing(a: Stated, b: Stated) -> Iterator[Difference]:
+def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the differences of what is put before and behind a text."""
     rows = (("begins", "add_bos", "bos", 0), ("ends", "add_eos", "eos", 1))
     for part, cause, role, at in rows:
         left, right = (frame_roles(side)[at] for side in (a, b))
-        if a.frame[at] == b.frame[at] or left == right or _processed(a, b, at):
+        if a.frame[at] == b.frame[at] or left == right or _agrees_with_processor(a, b, at):
             continue
         if {left, right} != {(role,), ()}:
-            yield _framed(a, b, part, at)
+            yield _frame_difference(a, b, part, at)
             continue
         x, y = bool(left), bool(right)
         says = f"{role} is {'put' if x else 'not put'} {'before' if at == 0 else 'behind'} a text "
@@ -179,7 +183,7 @@ def framing(a: Stated, b: Stated) -> Iterator[Difference]:
                 says += f"; {label}'s chat template writes it too, so that it stands there twice"
         ids = [side.vocabulary.ids.get(role) for side in (a, b)]
         parts = (part, f"role:{role}") if None in ids else (part,)
-        unsaid = _unsaid(a, b, part)
+        unsaid = _is_default_bos(a, b, part)
         says += ", where it is not stated and llama.cpp's default" * unsaid
         key = FLAGS[f"add_{role}_token"].gguf
         mend = (
@@ -189,7 +193,7 @@ def framing(a: Stated, b: Stated) -> Iterator[Difference]:
             cause,
             cause,
             parts,
-            (*place(b, part), *place(a, part)),
+            (*part_place(b, part), *part_place(a, part)),
             says,
             x,
             y,
@@ -201,7 +205,7 @@ def framing(a: Stated, b: Stated) -> Iterator[Difference]:
 FrameIds = tuple[int | str, ...]
 
 
-def frame_roles(side: Stated) -> tuple[FrameIds, FrameIds]:
+def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
     """Return the ids before and behind a text, the side's own BOS and EOS by their role."""
     ids = side.vocabulary.engine_ids
     names = {ids[role]: role for role in ("eos", "bos") if role in ids}
@@ -212,21 +216,24 @@ def frame_roles(side: Stated) -> tuple[FrameIds, FrameIds]:
     )
 
 
-def _framed(a: Stated, b: Stated, part: str, at: int) -> Difference:
+def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int) -> Difference:
     """Return the difference of frames that is more than BOS or EOS on one side alone."""
     x, y = a.frame[at], b.frame[at]
     where = ("before", "behind")[at]
-    says = f"the frame {where} a text is {_listed(a, x)} in A, {_listed(b, y)} in B"
-    says += _twice(x, y) + "".join(_wrong_ids(label, side) for label, side in (("A", a), ("B", b)))
-    places = (*_frame_place(b, part, at), *_frame_place(a, part, at))
+    says = f"the frame {where} a text is {_ids_text(a, x)} in A, {_ids_text(b, y)} in B"
+    says += _repeated_id_text(x, y) + "".join(
+        _wrong_ids_text(label, side) for label, side in (("A", a), ("B", b))
+    )
+    places = (*_frame_keys(b, part, at), *_frame_keys(a, part, at))
     return Difference("frame", "frame", (part,), places, says, str(list(x)), str(list(y)))
 
 
-def _listed(side: Stated, ids: Sequence[int]) -> str:
-    return ", ".join(_token(side, i) for i in ids) or "nothing"
+def _ids_text(side: StatedTokenizer, ids: Sequence[int]) -> str:
+    """Return ids with their texts."""
+    return ", ".join(_token_text(side, i) for i in ids) or "nothing"
 
 
-def _twice(x: Sequence[int], y: Sequence[int]) -> str:
+def _repeated_id_text(x: Sequence[int], y: Sequence[int]) -> str:
     """Say that one side puts an id more often than the other puts it at all."""
     for label, more, less in (("B", y, x), ("A", x, y)):
         for i in dict.fromkeys(more):
@@ -235,7 +242,8 @@ def _twice(x: Sequence[int], y: Sequence[int]) -> str:
     return ""
 
 
-def _wrong_ids(label: str, side: Stated) -> str:
+def _wrong_ids_text(label: str, side: StatedTokenizer) -> str:
+    """Return that a post-processor puts the id of another token; "" where none does."""
     found = stale_ids(side)
     if not found:
         return ""
@@ -244,38 +252,44 @@ def _wrong_ids(label: str, side: Stated) -> str:
     return f"; {label}'s post-processor puts {i} for {text!r}, which {own}"
 
 
-def _frame_place(side: Stated, part: str, at: int) -> tuple[str, ...]:
+def _frame_keys(side: StatedTokenizer, part: str, at: int) -> tuple[str, ...]:
+    """Return the keys that say what is put around a text."""
     processed = not side.lists and bool(side.processed[at])
-    return ("tokenizer.json: post_processor",) if processed else place(side, part)
+    return ("tokenizer.json: post_processor",) if processed else part_place(side, part)
 
 
-def _unsaid(a: Stated, b: Stated, part: str) -> bool:
+def _is_default_bos(a: StatedTokenizer, b: StatedTokenizer, part: str) -> bool:
     """Say whether lists put BOS by default alone, beside a tokenizer.json that does not.
 
     gguf-py writes the flag only for a post-processor that puts it.
     """
     lists = a if a.lists else b
     put = bool(getattr(lists, part))
-    return across(a, b) and part == "begins" and put and lists.carried.flag("add_bos_token") is None
+    return (
+        is_list_and_json(a, b)
+        and part == "begins"
+        and put
+        and lists.carried.flag("add_bos_token") is None
+    )
 
 
-def _processed(a: Stated, b: Stated, at: int) -> bool:
+def _agrees_with_processor(a: StatedTokenizer, b: StatedTokenizer, at: int) -> bool:
     """Say whether lists agree with the post-processor of a tokenizer.json that contradicts itself.
 
     tokenizer_config.json's flag and the post-processor are read by different loaders.
     """
-    if not across(a, b):
+    if not is_list_and_json(a, b):
         return False
     files, lists = (b, a) if a.lists else (a, b)
     return lists.frame[at] == files.processed[at]
 
 
-def template(a: Stated, b: Stated) -> Iterator[Difference]:
+def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the chat templates."""
     x, y = a.template, b.template
     if x == y:
         return
-    where = (*place(b, "template"), *place(a, "template"))
+    where = (*part_place(b, "template"), *part_place(a, "template"))
     spelled = x is not None and y is not None and same_program(x, y)
     if x is None or y is None:
         has, lacks = ("A", "B") if y is None else ("B", "A")
@@ -286,8 +300,9 @@ def template(a: Stated, b: Stated) -> Iterator[Difference]:
         )
         cut = f": A's, cut to {len(y)} of {len(x)} characters" if x.startswith(y) else ""
         says = (
-            f"another chat template{cut}; from character {at} on A has {said(x[at : at + 40])}, "
-            f"B {said(y[at : at + 40])}"
+            f"another chat template{cut}; from character {at} on A has "
+            f"{value_text(x[at : at + 40])}, "
+            f"B {value_text(y[at : at + 40])}"
         )
         says += "; both are one program, spelled otherwise" * spelled
     yield Difference(
@@ -302,13 +317,13 @@ def template(a: Stated, b: Stated) -> Iterator[Difference]:
     )
 
 
-def generation(a: Stated, b: Stated) -> Iterator[Difference]:
+def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of two generation_config.json: end ids, and what sampling reads."""
     left, right = (side.carried.parse("generation_config.json") for side in (a, b))
     if a.lists or b.lists:
         return
     if not left or not right:
-        yield from _endless(a, b)
+        yield from _end_differences(a, b)
         return
     apart = [
         key
@@ -337,7 +352,7 @@ def generation(a: Stated, b: Stated) -> Iterator[Difference]:
         )
 
 
-def _endless(a: Stated, b: Stated) -> Iterator[Difference]:
+def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the ends where one side has no generation_config.json.
 
     transformers stops at what the configuration states, never at the tokenizer's own end.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
+from aprfmt.causes.tokenizer.file_places import EXCHANGED, part_place
 from aprfmt.tokenizer.hf_json import stored_vocab
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, TYPES, UNKNOWN, UNUSED, USER_DEFINED
-from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.stated import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK
 
 CAUSE_ROWS = (
@@ -90,12 +90,12 @@ class Difference:
     example: tuple[str, ...] = ()
 
 
-def said(value: object) -> str:
+def value_text(value: object) -> str:
     """Return a value as a report shows it."""
     return shorten(repr(value), 60)
 
 
-def across(a: Stated, b: Stated) -> bool:
+def is_list_and_json(a: StatedTokenizer, b: StatedTokenizer) -> bool:
     """Say whether one side is read by lists and the other by a tokenizer.json."""
     return a.lists != b.lists
 
@@ -103,7 +103,7 @@ def across(a: Stated, b: Stated) -> bool:
 # --- pieces ----------------------------------------------------------------------------------
 
 
-def spelled(side: Stated, other: Stated) -> list[str]:
+def comparable_pieces(side: StatedTokenizer, other: StatedTokenizer) -> list[str]:
     """Return the pieces by id, in the spelling in which the two sides can be compared.
 
     llama.cpp's converter writes WordPiece's `##ing` as `ing` and `walk` as U+2581 and `walk`.
@@ -121,10 +121,10 @@ def spelled(side: Stated, other: Stated) -> list[str]:
     ]
 
 
-def pieces(a: Stated, b: Stated) -> Iterator[Difference]:
+def piece_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the pieces by id; ids without a token are left out."""
-    mine, theirs = spelled(a, b), spelled(b, a)
-    skip = {row["content"] for row in (*a.added, *b.added)} if not across(a, b) else set()
+    mine, theirs = comparable_pieces(a, b), comparable_pieces(b, a)
+    skip = {row["content"] for row in (*a.added, *b.added)} if not is_list_and_json(a, b) else set()
     size = max(len(mine), len(theirs))
     mine += ["[PAD0]"] * (size - len(mine))
     theirs += ["[PAD0]"] * (size - len(theirs))
@@ -147,20 +147,26 @@ def pieces(a: Stated, b: Stated) -> Iterator[Difference]:
     else:
         kinds = [list(side.vocabulary.types) for side in (a, b)]
         whole = (a.lists or b.lists) and kinds[0] == kinds[1]  # types stand by id, too
-        what, parts = _moved(mine, theirs, apart), ("pieces", "added") if whole else ("pieces",)
-    says = f"{what}; the first at id {first}: A {said(mine[first])}, B {said(theirs[first])}"
+        what, parts = (
+            _moved_text(mine, theirs, apart),
+            ("pieces", "added") if whole else ("pieces",),
+        )
+    says = (
+        f"{what}; the first at id {first}: A {value_text(mine[first])}, B "
+        f"{value_text(theirs[first])}"
+    )
     yield Difference(
         "tokens",
         "tokenizer_pieces",
         parts,
-        (*place(b, "tokens"), f"id {first}", *place(a, "tokens")),
+        (*part_place(b, "tokens"), f"id {first}", *part_place(a, "tokens")),
         says,
         f"{first}: {mine[first]}",
         f"{first}: {theirs[first]}",
     )
 
 
-def without_row(side: Stated) -> Mapping[int, str]:
+def tokens_without_row(side: StatedTokenizer) -> Mapping[int, str]:
     """Return the tokens of a tokenizer.json for which the embedding has no row, by id.
 
     Loaders that clip the vocabulary to the rows drop them; others fail when a text has one.
@@ -174,13 +180,15 @@ def without_row(side: Stated) -> Mapping[int, str]:
     return dict(sorted(found.items()))
 
 
-def beyond(a: Stated, b: Stated) -> Iterator[Difference]:
+def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the tokens without a row, of two tokenizer.json."""
     if a.lists or b.lists:
         return
-    stated = {row["content"] for row in (*a.added, *b.added)}  # `added` compares those
+    stated = {
+        row["content"] for row in (*a.added, *b.added)
+    }  # `added_token_difference` compares those
     left, right = (
-        {i: token for i, token in without_row(side).items() if token not in stated}
+        {i: token for i, token in tokens_without_row(side).items() if token not in stated}
         for side in (a, b)
     )
     if left == right:
@@ -190,15 +198,15 @@ def beyond(a: Stated, b: Stated) -> Iterator[Difference]:
         "tokens_without_row",
         "tokenizer_pieces",
         ("pieces",),
-        (*place(b, "tokens"), f"id {first}", *place(a, "tokens")),
+        (*part_place(b, "tokens"), f"id {first}", *part_place(a, "tokens")),
         f"tokens without a row of the embedding differ: {len(left)} in A, {len(right)} in B; the "
-        f"first at id {first}: A {said(left.get(first))}, B {said(right.get(first))}",
+        f"first at id {first}: A {value_text(left.get(first))}, B {value_text(right.get(first))}",
         len(left),
         len(right),
     )
 
 
-def _moved(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
+def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
     """Say how pieces at other ids relate: cut, shifted, exchanged, reordered, or other ones."""
     first, size = apart[0], len(mine)
     if all(_FILLER.fullmatch(theirs[i]) for i in apart):
@@ -219,7 +227,7 @@ def _moved(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> 
 # --- merges and scores -----------------------------------------------------------------------
 
 
-def merges(a: Stated, b: Stated) -> Iterator[Difference]:
+def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the merges; lists without merges are compared by their scores."""
     mine, theirs = a.vocabulary.merges, b.vocabulary.merges
     if mine == theirs:
@@ -229,14 +237,14 @@ def merges(a: Stated, b: Stated) -> Iterator[Difference]:
             "merges",
             "tokenizer_scores",
             ("merges",),
-            (*place(b, "scores"), *place(a, "merges")),
+            (*part_place(b, "scores"), *part_place(a, "merges")),
             "one side joins pieces by merges, the other by scores",
             mine and len(mine),
             theirs and len(theirs),
             sure=False,
         )
         return
-    where = (*place(b, "merges"), *place(a, "merges"))
+    where = (*part_place(b, "merges"), *part_place(a, "merges"))
     left, right = list(mine or ()), list(theirs or ())
     first = next(
         (i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y),
@@ -247,20 +255,21 @@ def merges(a: Stated, b: Stated) -> Iterator[Difference]:
         "tokenizer_merges",
         ("merges",),
         (where[0], f"merge {first}", *where[1:]),
-        _merged(left, right, first),
+        _merges_text(left, right, first),
         len(left),
         len(right),
     )
 
 
-def _merged(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
+def _merges_text(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
+    """Return in words how two lists of merges differ."""
     if not theirs:
         return f"B has no merges, A has {len(mine)}"
     if first == len(theirs):
         return f"the merges of A cut to the first {first} of {len(mine)}"
     if first == len(mine):
         return f"B has {len(theirs) - first} merges behind A's {first}"
-    at = f"merge {first} is {said(mine[first])} in A, {said(theirs[first])} in B"
+    at = f"merge {first} is {value_text(mine[first])} in A, {value_text(theirs[first])} in B"
     if list(theirs) == list(reversed(mine)):
         return f"the merges of A in reverse; {at}"
     lost, new = Counter(mine) - Counter(theirs), Counter(theirs) - Counter(mine)
@@ -270,7 +279,7 @@ def _merged(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
     return f"{counts}; {at}"
 
 
-def scores(a: Stated, b: Stated) -> Iterator[Difference]:
+def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the scores of normal pieces that both sides have."""
     if a.vocabulary.scores is None or b.vocabulary.scores is None:
         if a.vocabulary.scores is not None and b.lists and not b.vocabulary.merges:
@@ -278,13 +287,13 @@ def scores(a: Stated, b: Stated) -> Iterator[Difference]:
                 "scores",
                 "tokenizer_scores",
                 ("merges", "scores"),
-                place(b, "scores"),
+                part_place(b, "scores"),
                 f"B has no scores, A has {len(a.vocabulary.scores)}",
                 len(a.vocabulary.scores),
                 0,
             )
         return
-    left, right = _scored(a, b), _scored(b, a)
+    left, right = _scores_by_piece(a, b), _scores_by_piece(b, a)
     apart = [
         token
         for token, score in left.items()
@@ -294,30 +303,34 @@ def scores(a: Stated, b: Stated) -> Iterator[Difference]:
         return
     first = apart[0]
     both = [token for token in left if token in right]
-    still = a.vocabulary.kind == "spm" and _ranks(left, both) == _ranks(right, both)
+    still = a.vocabulary.kind == "spm" and _score_ranks(left, both) == _score_ranks(right, both)
     flat = len({right[token] for token in apart}) == 1
     what = f"{len(apart)} of {len(left)} scores differ" + ("; B's are one value" * flat)
     yield Difference(
         "scores",
         "tokenizer_scores",
         ("merges", "scores"),
-        (*place(b, "scores"), f"piece {first}", *place(a, "scores")),
-        f"{what}; of {said(first)} A has {left[first]:g}, B {right[first]:g}",
+        (*part_place(b, "scores"), f"piece {first}", *part_place(a, "scores")),
+        f"{what}; of {value_text(first)} A has {left[first]:g}, B {right[first]:g}",
         left[first],
         right[first],
         still=still,
     )
 
 
-def _ranks(scored: Mapping[str, float], tokens: Sequence[str]) -> list[int]:
+def _score_ranks(scored: Mapping[str, float], tokens: Sequence[str]) -> list[int]:
     """Return each token's place among the different scores: joining asks for no more."""
     places = {score: i for i, score in enumerate(sorted({scored[token] for token in tokens}))}
     return [places[scored[token]] for token in tokens]
 
 
-def _scored(side: Stated, other: Stated) -> dict[str, float]:
+def _scores_by_piece(side: StatedTokenizer, other: StatedTokenizer) -> dict[str, float]:
+    """Return the score of each normal piece."""
     rows = zip(
-        spelled(side, other), side.vocabulary.types, side.vocabulary.scores or (), strict=False
+        comparable_pieces(side, other),
+        side.vocabulary.types,
+        side.vocabulary.scores or (),
+        strict=False,
     )
     return {token: float(score) for token, kind, score in rows if kind == NORMAL}
 
@@ -325,16 +338,16 @@ def _scored(side: Stated, other: Stated) -> dict[str, float]:
 # --- types and added tokens --------------------------------------------------------------------
 
 
-def types(a: Stated, b: Stated) -> Iterator[Difference]:
+def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of token types, where at least one side has lists."""
     if not a.lists and not b.lists:
         return
-    left = dict(zip(spelled(a, b), a.vocabulary.types, strict=True))
-    right = dict(zip(spelled(b, a), b.vocabulary.types, strict=True))
+    left = dict(zip(comparable_pieces(a, b), a.vocabulary.types, strict=True))
+    right = dict(zip(comparable_pieces(b, a), b.vocabulary.types, strict=True))
     apart = [
         token
         for token, kind in left.items()
-        if token in right and not _alike(token, kind, right[token], a.lists, b.lists)
+        if token in right and not _types_agree(token, kind, right[token], a.lists, b.lists)
     ]
     if not apart or list(a.vocabulary.types) == list(b.vocabulary.types):
         return  # equal by id: what differs are the pieces
@@ -348,21 +361,21 @@ def types(a: Stated, b: Stated) -> Iterator[Difference]:
         "token_type",
         "token_types",
         ("added",),
-        (*place(b, "types"), f"token {first}", *place(a, "types")),
-        f"tokens of another type: {shown}; the first is {said(first)}{_untyped(b)}",
+        (*part_place(b, "types"), f"token {first}", *part_place(a, "types")),
+        f"tokens of another type: {shown}; the first is {value_text(first)}{_untyped_text(b)}",
         f"{first}: {left[first]}",
         f"{first}: {right[first]}",
-        sure=not across(a, b),
+        sure=not is_list_and_json(a, b),
     )
 
 
-def _untyped(b: Stated) -> str:
+def _untyped_text(b: StatedTokenizer) -> str:
     """Say that B states no types at all; "" if it does."""
     absent = b.lists and b.carried.model.key_style == "gguf" and b.carried.value(TYPES) is None
     return " (the key is missing: llama.cpp takes every token for a normal one)" if absent else ""
 
 
-def _alike(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
+def _types_agree(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
     """Say whether two types say one thing; a tokenizer.json's special token is a control token.
 
     A token that looks special may be a control token by the lists where a tokenizer.json makes it
@@ -380,26 +393,26 @@ def _alike(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
     return more and bool(LOOKS_SPECIAL.fullmatch(token))
 
 
-def added(a: Stated, b: Stated) -> Iterator[Difference]:
+def added_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the tokens split off whole, of two tokenizer.json."""
     if a.lists or b.lists:
         return
     left, right = ({row["content"]: row for row in side.added} for side in (a, b))
     if left == right:
         return
-    where = (*place(b, "added"), *place(a, "added"))
+    where = (*part_place(b, "added"), *part_place(a, "added"))
     lost = [text for text in left if text not in right]
     new = [text for text in right if text not in left]
     other = [text for text in left if text in right and left[text] != right[text]]
     what = []
     if lost:
-        what.append(f"B lacks {len(lost)} added tokens, the first {said(lost[0])}")
+        what.append(f"B lacks {len(lost)} added tokens, the first {value_text(lost[0])}")
     if new:
-        what.append(f"B adds {len(new)}, the first {said(new[0])}")
+        what.append(f"B adds {len(new)}, the first {value_text(new[0])}")
     if other:
         x, y = left[other[0]], right[other[0]]
         flags = ", ".join(f"{key} {x[key]} in A, {y[key]} in B" for key in x if x[key] != y[key])
-        what.append(f"{len(other)} differ, the first {said(other[0])}: {flags}")
+        what.append(f"{len(other)} differ, the first {value_text(other[0])}: {flags}")
     first = (lost or new or other)[0]
     yield Difference(
         "added_tokens",
@@ -409,12 +422,16 @@ def added(a: Stated, b: Stated) -> Iterator[Difference]:
         "; ".join(what),
         len(left),
         len(right),
-        still=not (lost or new) and _normalized_alone(a, b, left, right, other),
+        still=not (lost or new) and _only_normalized_differs(a, b, left, right, other),
     )
 
 
-def _normalized_alone(
-    a: Stated, b: Stated, left: AddedTokens, right: AddedTokens, other: Sequence[str]
+def _only_normalized_differs(
+    a: StatedTokenizer,
+    b: StatedTokenizer,
+    left: AddedTokens,
+    right: AddedTokens,
+    other: Sequence[str],
 ) -> bool:
     """Say whether only the flag `normalized` differs, where nothing is normalised."""
     if any(side.data and side.data.get("normalizer") for side in (a, b)):

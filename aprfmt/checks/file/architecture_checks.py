@@ -8,7 +8,7 @@ from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
 from aprfmt.model.adapter_parts import adapter_parts
 from aprfmt.model.draft import draft_head
-from aprfmt.model.kinds import without_stray
+from aprfmt.model.kinds import drop_stray_command
 from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.resolve import Resolution
 from aprfmt.tensors.stats import Stats
@@ -24,7 +24,7 @@ def check_architecture(ctx: CheckContext) -> Result:
     stray = adapter_parts(ctx.model).stray if kind is not None and kind.name == "adapter" else ()
     if stray:
         found = f"{', '.join(stray)}: no part of an adapter; loaders that know factors refuse it"
-        todo = f"leave it out: {without_stray(ctx.model, stray)}"
+        todo = f"leave it out: {drop_stray_command(ctx.model, stray)}"
         return Result("", [Finding(ctx.where, found, "factors of a LoRA", todo)])
     name = ctx.spec.name
     try:

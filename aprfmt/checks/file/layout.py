@@ -11,8 +11,8 @@ from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.formats.apr.layout import ALIGNMENT
 from aprfmt.formats.mapped_file import Shard
 from aprfmt.model import manifest
-from aprfmt.model.manifest import between
-from aprfmt.model.relations import of_file
+from aprfmt.model.manifest import bytes_between
+from aprfmt.model.relations import file_relations
 
 
 def _parsed(source: Any) -> list[Any]:
@@ -35,7 +35,7 @@ def check_layout(ctx: CheckContext) -> Result:
     ]
     findings += [
         Finding(ctx.where, relation.says, "a name that says what the content is", relation.remedy)
-        for relation in of_file(ctx.model)
+        for relation in file_relations(ctx.model)
         if relation.kind == "extension"
     ]
     count = len(ctx.model.source.tensors)
@@ -79,7 +79,7 @@ def check_side_manifest(ctx: CheckContext) -> Result:
     if not path.is_file():
         raise NotRun(f"there is no {path.name}; `aprfmt hash --write` makes one")
     rows = manifest.tensor_rows(ctx.model, raw_only=True)
-    failures = manifest.compare(manifest.read(path), ctx.model, rows)
+    failures = manifest.compare_manifest(manifest.read_manifest(path), ctx.model, rows)
     findings = [
         Finding(
             failure["key"],
@@ -108,7 +108,7 @@ def check_padding(ctx: CheckContext) -> Result:
 
 def _first_stray(shard: Shard[Any]) -> str:
     """Return a sentence for the first byte that belongs to nothing and is not zero."""
-    for first, piece in between(shard.data, sorted(shard.parsed.regions())):
+    for first, piece in bytes_between(shard.data, sorted(shard.parsed.regions())):
         rest = bytes(piece).lstrip(b"\0")
         if rest:
             return f"byte 0x{rest[0]:02x} at offset {first + len(piece) - len(rest)}"
@@ -163,7 +163,7 @@ def check_shards(ctx: CheckContext) -> Result:
             "an index of what the shards hold",
             relation.remedy,
         )
-        for relation in of_file(ctx.model)
+        for relation in file_relations(ctx.model)
         if relation.kind == "index"
     ]
     return Result(f"{len(members)} files", findings)

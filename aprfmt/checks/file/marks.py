@@ -11,8 +11,8 @@ from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors.view import View
 from aprfmt.tokenizer.absent_keys import absent_types
-from aprfmt.tokenizer.stated import Stated
-from aprfmt.tokenizer.template_marks import Mark, cut_marks, marks, turn_end_of
+from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.template_marks import Mark, cut_marks, template_marks, turn_end_of
 
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
@@ -45,15 +45,15 @@ def token_types(ctx: CheckContext) -> Result:
     return Result(f"{len(found)} marks of the chat template", findings)
 
 
-def _template(ctx: CheckContext) -> tuple[Stated | None, list[Mark]]:
+def _template(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
     """Return the tokenizer as its readers take it, and the marks of its template; once."""
     if "marks" not in ctx.kept:
         try:
             side = ctx.stated
-            ctx.kept["marks"] = side, [] if side is None else marks(side)
+            ctx.kept["marks"] = side, [] if side is None else template_marks(side)
         except AprfmtError:
             ctx.kept["marks"] = None, []  # the check tokenizer says it
-    kept: tuple[Stated | None, list[Mark]] = ctx.kept["marks"]
+    kept: tuple[StatedTokenizer | None, list[Mark]] = ctx.kept["marks"]
     return kept
 
 

@@ -15,7 +15,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config, partial_input_scales
 from aprfmt.model.quantized_modules import stale_names, wrong_claims
-from aprfmt.model.unread import sparsity_of
+from aprfmt.model.unread import sparsity_format
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, quantization_section
 
@@ -128,7 +128,7 @@ def check_quantization(ctx: CheckContext) -> Result:
             finding = Finding(where, found, "how the weights are quantized", todo)
             return Result("", [finding])
         raise NotRun("neither configuration nor tensors speak of packed weights")
-    sparse = sparsity_of(section)
+    sparse = sparsity_format(section)
     if sparse and not any(name.endswith(_SPARSE) for name in ctx.model):
         found = f"sparsity_config says {sparse!r}; no tensor is a part of such a weight"
         todo = "take it away, or get the weights it means"

@@ -17,14 +17,14 @@ from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tokenizer.absent_keys import absent_ids, set_command
 from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.carried import Carried
-from aprfmt.tokenizer.conversations import lacking
+from aprfmt.tokenizer.conversations import tokens_lacking
 from aprfmt.tokenizer.doubts import PLACEHOLDER
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE
-from aprfmt.tokenizer.loading import engine_of_lists, load
-from aprfmt.tokenizer.pieces import byte_of
+from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
+from aprfmt.tokenizer.pieces import byte_level_alphabet
 from aprfmt.tokenizer.pre import flatten
-from aprfmt.tokenizer.stated import DEFAULT_PRE, Stated, stale_ids
+from aprfmt.tokenizer.stated import DEFAULT_PRE, StatedTokenizer, stale_ids
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
 from aprfmt.tokenizer.turn_ends import unstopped_turn
@@ -60,7 +60,7 @@ def check_lists(ctx: CheckContext) -> Result:
     findings += _of_another_kind(ctx)
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _has_ids(ctx.carried):
-        load(ctx.model)  # else the check of what is wrong says it
+        load_tokenizer(ctx.model)  # else the check of what is wrong says it
     return Result(f"{len(words.tokens)} tokens", findings)
 
 
@@ -335,14 +335,14 @@ def _spelled(text: str, vocabulary: Vocabulary) -> bool:
     The blank is left out: under the wrong kind it is the one that has none.
     """
     if vocabulary.kind == "bpe":
-        letters = {byte: letter for letter, byte in byte_of().items()}
+        letters = {byte: letter for letter, byte in byte_level_alphabet().items()}
         wanted = {letters[byte] for byte in text.encode() if byte != 0x20}
     else:
         wanted = set() if BYTE in vocabulary.types else set(text) - {" "}
     return wanted <= set(vocabulary.tokens)
 
 
-def _own_engine(ctx: CheckContext, side: Stated) -> Engine | None:
+def _own_engine(ctx: CheckContext, side: StatedTokenizer) -> Engine | None:
     """Return the engine of what the format's readers go by; None for a kind that alters texts."""
     if not side.encodes or side.vocabulary.kind not in KIND_NAMES or _wrong_merges(ctx.words):
         return None
@@ -408,5 +408,5 @@ def _unknown_tokens(ctx: CheckContext) -> list[Finding]:
             "tokens of the model's own vocabulary",
             "the template is another model's, or the vocabulary lost its added tokens",
         )
-        for token in (lacking(side) if side is not None else [])[:_MANY]
+        for token in (tokens_lacking(side) if side is not None else [])[:_MANY]
     ]

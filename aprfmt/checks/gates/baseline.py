@@ -7,7 +7,7 @@ from typing import Any
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import LEFT_OUT, Answer, NotRun, Result
-from aprfmt.inference.loss import in_bits
+from aprfmt.inference.loss import is_in_bits
 
 
 def check_baseline(subject: ModelUnderTest) -> Result:
@@ -61,7 +61,7 @@ def _moved(key: str, row: Mapping[str, Any], gate: Answer) -> Check:
     allowed = row["tolerance"] * (abs(old) if row["kind"] == "relative" else 1)
     within = abs(measure.value - old) <= allowed
     todo = "the model got another one: aprfmt diff OLD NEW"
-    if not within and measure.unit.startswith("nats") and in_bits(old, measure.value):
+    if not within and measure.unit.startswith("nats") and is_in_bits(old, measure.value):
         todo = (
             f"{old:.6g} is {old / measure.value:.4f} times the measured nats: a loss in bits; "
             "state it in nats"

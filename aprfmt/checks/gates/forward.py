@@ -14,9 +14,9 @@ from aprfmt.checks.gates.golden import TEXT, GoldenText
 from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, NotRun, Result
 from aprfmt.inference import evaluation
-from aprfmt.inference.evaluation import Sample, plan
-from aprfmt.inference.gates import rows_gate
-from aprfmt.inference.loss import MeanLoss, in_bits, judge, repeated, window_size
+from aprfmt.inference.evaluation import Sample, plan_windows
+from aprfmt.inference.gates import check_last_row
+from aprfmt.inference.loss import MeanLoss, assess_loss, count_leading, is_in_bits, window_size
 from aprfmt.inference.session import Session
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import Tolerance, tolerance
@@ -42,7 +42,9 @@ def check_logits(subject: ModelUnderTest) -> Result:
             "(max - mean)/std", 0.02, "relative", "rounding moves it far less",
         ),
     }  # fmt: skip
-    return Result(checks=rows_gate(rows), measures=measures, details={"argmax": int(last.argmax())})
+    return Result(
+        checks=check_last_row(rows), measures=measures, details={"argmax": int(last.argmax())}
+    )
 
 
 # --- loss -------------------------------------------------------------------------------------
@@ -58,7 +60,7 @@ def check_loss(subject: ModelUnderTest) -> Result:
     for text in texts:
         ids = _ids(subject, text)
         leading = () if subject.tokenizer is None else subject.tokenizer.leading
-        found, shifts = measure_loss(subject.session, ids, text.name, repeated(ids, leading))
+        found, shifts = measure_loss(subject.session, ids, text.name, count_leading(ids, leading))
         allowed = text.tolerance if text.tolerance is not None else _allowed(subject)
         checks += judge_loss(text, found, shifts, kind, allowed)
         measures[f"loss {text.name}"] = Measure(
@@ -93,8 +95,8 @@ def measure_loss(
     The first `prefix` tokens stand before every window.
     """
     sample = Sample(where, ids, prefix=prefix)
-    planned, _ = plan([sample], window_size(int(session.hp["context_length"])))
-    found = evaluation.measure(session, planned, () if planned else (where,), shifts=True)
+    planned, _ = plan_windows([sample], window_size(int(session.hp["context_length"])))
+    found = evaluation.score_windows(session, planned, () if planned else (where,), shifts=True)
     return found.loss, list(found.shifts)
 
 
@@ -106,10 +108,10 @@ def judge_loss(
     allowed: float,
 ) -> list[Check]:
     """Return the checks of one text's loss; a stated loss replaces the bound on good ones."""
-    checks = judge(found, kind, text.name)
+    checks = assess_loss(found, kind, text.name)
     if text.nats is not None and found.tokens:
         uniform, off = found.uniform, abs(found.nats - text.nats)
-        bits = off > allowed and in_bits(text.nats, found.nats)
+        bits = off > allowed and is_in_bits(text.nats, found.nats)
         checks = [each for each in checks if each.name != "loss-plausible"]
         checks.append(
             check(

@@ -16,12 +16,12 @@ from aprfmt.checks.records import Answer, NotRun
 from aprfmt.conversion import convert
 from aprfmt.errors import AprfmtError, UsageError
 from aprfmt.formats import FORMATS
-from aprfmt.inference.device import Choice, choose
+from aprfmt.inference.device import DeviceChoice, choose_device
 from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
-from aprfmt.model.completeness import refuse_to_predict
-from aprfmt.tokenizer import Tokenizer, facts
+from aprfmt.model.completeness import check_predicts
+from aprfmt.tokenizer import Tokenizer, tokenizer_facts
 
 PROBE_TOKENS = 24  # of the prompt on which forward passes are compared
 ROOM = 8  # positions left for steps behind it
@@ -31,8 +31,8 @@ class RequestOptions(TypedDict, total=False):
     """The fields of `QaRequest` but for `path`, as keyword arguments."""
 
     arch: str | None
-    choice: Choice
-    also: tuple[Choice, ...]
+    choice: DeviceChoice
+    also: tuple[DeviceChoice, ...]
     against: Path | None
     golden: Path | None
     baseline: Path | None
@@ -58,8 +58,8 @@ class QaRequest:
 
     path: Path
     arch: str | None = None
-    choice: Choice = field(default_factory=choose)
-    also: tuple[Choice, ...] = ()
+    choice: DeviceChoice = field(default_factory=choose_device)
+    also: tuple[DeviceChoice, ...] = ()
     against: Path | None = None
     golden: Path | None = None
     baseline: Path | None = None
@@ -114,13 +114,13 @@ class ModelUnderTest(CheckContext):
         """A session where the gates run, open until the subject is closed."""
         return self._stack.enter_context(self.open_session(self.model))
 
-    def open_session(self, model: Model, choice: Choice | None = None) -> Session:
+    def open_session(self, model: Model, choice: DeviceChoice | None = None) -> Session:
         """Open a session with a backend of its own; the caller closes it (a context manager).
 
         Ends the gate as NOT_RUN for an encoder, which predicts no tokens.
         """
         try:
-            refuse_to_predict(model.spec, model.path)
+            check_predicts(model.spec, model.path)
         except UsageError as error:
             raise NotRun(str(error)) from error
         request = self.request
@@ -134,7 +134,7 @@ class ModelUnderTest(CheckContext):
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None where it carries none. A damaged one raises FormatError."""
-        return self.model.tokenizer if facts(self.model, quick=True) else None
+        return self.model.tokenizer if tokenizer_facts(self.model, quick=True) else None
 
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, or end the gate as NOT_RUN."""

@@ -15,13 +15,13 @@ from aprfmt.checks.table import ACCOUNTED
 from aprfmt.compare import DiffReport, diff_models
 from aprfmt.errors import ArchError, BackendUnavailableError, ConversionError, UnsupportedError
 from aprfmt.formats import writable_formats
-from aprfmt.inference.device import Choice, choose
-from aprfmt.inference.loss import cross_entropy, divergence
+from aprfmt.inference.device import DeviceChoice, choose_device
+from aprfmt.inference.loss import compare_distributions, cross_entropy
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.measure import tolerances
 from aprfmt.measure.distances import rel_l2
-from aprfmt.measure.nonfinite import census
+from aprfmt.measure.nonfinite import count_nonfinite
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.traces import compare_traces
 from aprfmt.model import Model
@@ -161,7 +161,7 @@ def _against(subject: ModelUnderTest, mine: _Run, other: Model) -> Iterator[Chec
 def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
     """Bound what a coarser encoding costs; it is no rounding of a run: no tolerance explains it."""
     expected = f"at most {tolerances.MAX_CE_LOSSY} nats apart"
-    odd = census(mine, theirs)
+    odd = count_nonfinite(mine, theirs)
     if odd is not None:
         return check(
             "against-loss",
@@ -170,7 +170,7 @@ def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
             f"finite logits, {expected}",
             FINITE,
         )
-    far = divergence(theirs[:-1], mine[:-1], labels)
+    far = compare_distributions(theirs[:-1], mine[:-1], labels)
     change = _loss(mine, labels) - _loss(theirs, labels)
     return check(
         "against-loss",
@@ -192,7 +192,7 @@ def check_device_parity(subject: ModelUnderTest) -> Result:
     """Run the same tokens on every device asked for, and compare points, logits and loss."""
     request = subject.request
     others = list(request.also)
-    reference = choose()  # numpy on the CPU, float32
+    reference = choose_device()  # numpy on the CPU, float32
     if (request.choice.backend, request.choice.device) != (reference.backend, reference.device):
         others.insert(0, reference)
     if not others:
@@ -211,7 +211,9 @@ def check_device_parity(subject: ModelUnderTest) -> Result:
     return Result(checks=checks, measures=measures)
 
 
-def _pair(subject: ModelUnderTest, other: Session, choice: Choice) -> tuple[list[Check], Measure]:
+def _pair(
+    subject: ModelUnderTest, other: Session, choice: DeviceChoice
+) -> tuple[list[Check], Measure]:
     ids = subject.probe
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
@@ -241,7 +243,7 @@ def _logits(
     it alike, and what would be counted from it is not.
     """
     within = f"at most {bound.rel_l2:g} ({bound.reason})"
-    odd = census(a, b)
+    odd = count_nonfinite(a, b)
     if odd is not None:
         found = f"logits: {odd.says('this run', other)}"
         why = "logits that are not finite"

@@ -7,9 +7,9 @@ from tests.compare.faults import EMBEDDING, UP, Fault, Q, moved, raw
 
 FAULTS = (
     Fault("five bytes late", "byte_offset", UP, raw(UP, lambda old: old[5:] + b"12345"),
-          byte_shifts.byte_offset, "begins 5 bytes too late", quantized=False),
+          byte_shifts.explain_byte_offset, "begins 5 bytes too late", quantized=False),
     Fault("one value early", "byte_offset", Q, raw(Q, lambda old: b"??" + old[:-2]),
-          byte_shifts.byte_offset, "2 bytes (1 values) too early"),
+          byte_shifts.explain_byte_offset, "2 bytes (1 values) too early"),
     Fault("three rows down", "row_offset", EMBEDDING, moved(EMBEDDING, lambda x: np.roll(x, 3, 0)),
-          byte_shifts.byte_offset, "row i"),
+          byte_shifts.explain_byte_offset, "row i"),
 )  # fmt: skip

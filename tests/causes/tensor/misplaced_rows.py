@@ -20,8 +20,20 @@ def other_layer(data: dict[str, bytes]) -> None:
 
 
 FAULTS = (
-    Fault("rows of another layer", "wrong_rows", UP, other_layer, misplaced_rows.misplaced,
-          "rows 8-19: A's rows 3-14 of L2.ffn_up.weight"),
-    Fault("rows twice", "wrong_rows", EMBEDDING, moved(EMBEDDING, _twice), misplaced_rows.misplaced,
-          "rows 30-36: A's rows 10-16"),
-)  # fmt: skip
+    Fault(
+        "rows of another layer",
+        "wrong_rows",
+        UP,
+        other_layer,
+        misplaced_rows.explain_misplaced_rows,
+        "rows 8-19: A's rows 3-14 of L2.ffn_up.weight",
+    ),
+    Fault(
+        "rows twice",
+        "wrong_rows",
+        EMBEDDING,
+        moved(EMBEDDING, _twice),
+        misplaced_rows.explain_misplaced_rows,
+        "rows 30-36: A's rows 10-16",
+    ),
+)

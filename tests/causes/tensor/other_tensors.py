@@ -26,14 +26,14 @@ def layers(data: dict[str, bytes]) -> None:
 
 FAULTS = (
     Fault("gate and up exchanged", "swapped_tensors", UP, exchanged(UP, GATE),
-          other_tensors.other_tensor, "are exchanged"),
+          other_tensors.guess_other_tensor, "are exchanged"),
     Fault("the embedding for the head", "tied_embedding", HEAD, copied(EMBEDDING, HEAD),
-          other_tensors.other_tensor, "B's head has the values of the embedding"),
-    Fault("layers exchanged", "layer_order", UP, layers, other_tensors.other_tensor,
+          other_tensors.guess_other_tensor, "B's head has the values of the embedding"),
+    Fault("layers exchanged", "layer_order", UP, layers, other_tensors.guess_other_tensor,
           "layer 1 has the tensor of A's layer 2"),
     Fault("never filled", "stale_tensor", UP, raw(UP, lambda old: bytes(len(old))),
-          other_tensors.one_value, "0 everywhere", confirmed=False),
+          other_tensors.explain_constant_side, "0 everywhere", confirmed=False),
     Fault("of another checkpoint", "stale_tensor", UP,
           computed(UP, lambda x: np.random.default_rng(8).standard_normal(x.shape)),
-          other_tensors.stale_tensor, "another checkpoint", confirmed=False),
+          other_tensors.guess_stale_tensor, "another checkpoint", confirmed=False),
 )  # fmt: skip

@@ -10,6 +10,13 @@ def overwritten(data: dict[str, bytes]) -> None:
 
 
 FAULTS = (
-    Fault("bytes of another tensor", "bit_rot", UP, overwritten, overwritten_bytes.ranges,
-          "768 of 8192 bytes are overwritten, in 1 range", quantized=False),
-)  # fmt: skip
+    Fault(
+        "bytes of another tensor",
+        "bit_rot",
+        UP,
+        overwritten,
+        overwritten_bytes.explain_overwritten,
+        "768 of 8192 bytes are overwritten, in 1 range",
+        quantized=False,
+    ),
+)

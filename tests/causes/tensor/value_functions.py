@@ -6,6 +6,13 @@ from aprfmt.causes.tensor import value_functions
 from tests.compare.faults import UP, Fault, computed
 
 FAULTS = (
-    Fault("squares", "function_of", UP, computed(UP, np.square), value_functions.function_of,
-          "the squares of A's", quantized=False),
-)  # fmt: skip
+    Fault(
+        "squares",
+        "function_of",
+        UP,
+        computed(UP, np.square),
+        value_functions.guess_value_function,
+        "the squares of A's",
+        quantized=False,
+    ),
+)

@@ -22,7 +22,7 @@ from aprfmt.inference.fast import graphs
 from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.inference.fast.cupy_experts import CupyMaths
 from aprfmt.inference.fast.graphs import PassGraphs
-from aprfmt.inference.recurrence import ruled
+from aprfmt.inference.recurrence import delta_rule
 from aprfmt.inference.routing import ROUTERS, route
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.scan import scanned
@@ -196,7 +196,7 @@ def test_the_delta_rule(machine: Any, dtype: str, bound: float, key_dim: int) ->
     q, k = random.standard_normal((2, tokens, key_heads, key_dim))
     v = random.standard_normal((tokens, heads, value_dim))
     decay, beta = -random.random((tokens, heads)), random.random((tokens, heads))
-    wanted, last = ruled(q, k, v, decay, beta, None, steps=True)
+    wanted, last = delta_rule(q, k, v, decay, beta, None, steps=True)
     found, state = [], None
     for part in (slice(0, 5), slice(5, tokens)):
         i, j, w, g, each = (b.array(x[part]) for x in (q, k, v, decay, beta))

@@ -15,10 +15,10 @@ import pytest
 from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.parity.between import parity
+from aprfmt.inference.parity.between import compare_choices
 from aprfmt.inference.parity.cells import Parity
-from aprfmt.inference.parity.matched import matched_weights
-from aprfmt.inference.parity.outcomes import own_loss
+from aprfmt.inference.parity.matched import weights_through_encoding
+from aprfmt.inference.parity.outcomes import measure_own_loss
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
@@ -35,7 +35,9 @@ ONE = pytest.mark.parametrize("machine", ["gpu"], indirect=True)
 
 def compared(path: Path | str, runs: Sequence[str], ids: Sequence[int], **options: Any) -> Parity:
     with open_model(path) as model:
-        return parity(model, [parse_run(run) for run in runs], ParityRequest(tuple(ids), **options))
+        return compare_choices(
+            model, [parse_run(run) for run in runs], ParityRequest(tuple(ids), **options)
+        )
 
 
 def accepted(found: Parity) -> None:
@@ -165,7 +167,7 @@ def test_fused_passes_are_the_stepped_ones_at_every_length(
     with open_model(demo_model) as model:
         logits = []
         for name, device in (("numpy", "cpu"), ("cupy", "cuda")):
-            weights = matched_weights(model, "NF4", None)
+            weights = weights_through_encoding(model, "NF4", None)
             backend = BACKENDS[name](device, "float32")
             with Session(model.spec, model.hyper, weights, backend) as session:
                 kept = Kept()
@@ -188,7 +190,7 @@ def test_the_loss_on_the_gpu_is_that_of_the_logits(machine: Any, dtype: str) -> 
     backend = BACKENDS["cupy"]("cuda", dtype)
     logits = backend.to_numpy(backend.array(random.standard_normal((20, 97)).astype(np.float32)))
     ids = [int(i) for i in random.integers(0, 97, 20)]
-    found = own_loss(backend, logits, ids)
+    found = measure_own_loss(backend, logits, ids)
     wide = logits[:-1].astype(np.float64)
     logs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     wanted = -np.mean(logs[np.arange(19), ids[1:]])
