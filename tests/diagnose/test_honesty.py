@@ -104,7 +104,7 @@ def test_a_stale_tensor_is_confirmed_by_evidence_only(monkeypatch: pytest.Monkey
     assert lead.residual_after == 0 and lead.residual_before
     assert "true of any damage" in " ".join(row.says for row in found.evidence)
     for module in (tensors, other_tensors):
-        monkeypatch.setattr(module, "foreign", lambda a, b: ForeignVerdict(True, "believed"))
+        monkeypatch.setattr(module, "judge_foreign", lambda a, b: ForeignVerdict(True, "believed"))
     a, b = FAULTS["noise"].make()
     assert diagnose(str(a), str(b)).confidence == "confirmed"
 

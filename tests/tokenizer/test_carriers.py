@@ -311,13 +311,13 @@ def test_inspecting_imports_neither_library() -> None:
 
     code = (
         "import sys; from types import SimpleNamespace as S; from pathlib import Path\n"
-        "from aprfmt.tokenizer import facts\n"
+        "from aprfmt.tokenizer import tokenizer_facts\n"
         "from aprfmt.tokenizer.carried import Carried\n"
         "keys = {'tokenizer.ggml.tokens': ['a'], 'tokenizer.chat_template': '{{ 1 }}'}\n"
         "m = S(format='gguf', key_style='gguf', metadata=keys, folder=None, config=None,"
         " path=Path('x'))\n"
         "m.carried = Carried(m)\n"
-        "assert facts(m, quick=True)['chat_template_scan'] == 'nothing suspicious'\n"
+        "assert tokenizer_facts(m, quick=True)['chat_template_scan'] == 'nothing suspicious'\n"
         "assert not {'tokenizers', 'jinja2', 'numpy', 'click'} & set(sys.modules)"
     )
     root = Path(__file__).parents[2]

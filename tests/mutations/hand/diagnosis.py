@@ -75,17 +75,17 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "traces-own-bound-of-diagnose", "aprfmt/diagnosis/direct.py",
-        "between = Between.of(actual, right, moe=moe)", 'between = Between(("", ""), moe=moe)',
+        "between = RunPair.of(actual, right, moe=moe)", 'between = RunPair(("", ""), moe=moe)',
         "diagnose holds points to a bound of its own",
     ),
     Row(
         "traces-experts-not-seen", "aprfmt/measure/traces.py",
-        "mixture = moe or routed(a) or routed(b)", "mixture = moe",
+        "mixture = moe or shows_routing(a) or shows_routing(b)", "mixture = moe",
         "only commands that have the model know that experts amplify rounding",
     ),
     Row(
         "walk-tokens-not-recorded", "aprfmt/diagnosis/walk.py",
-        "if self.ids is not None and not records_ids(trace)", "if self.ids is None",
+        "if self.ids is not None and not states_token_ids(trace)", "if self.ids is None",
         "nobody hears that a trace's tokens were taken on trust",
     ),
     Row(

@@ -43,7 +43,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "ledger-accept-all", _LEDGER,
-        "        return any(matcher(each, names)(name) for each in wanted for name in names)\n",
+        "        return any(spelling_predicate(each, names)(name) for each in wanted for name in names)\n",
         "        return bool(wanted)\n",
         "accepting one item accepts every other",
     ),
@@ -91,7 +91,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "adapter-unread", "aprfmt/adapters/answers.py",
-        "    left = (*report.not_compared, *_unread(found.path))\n",
+        "    left = (*report.not_compared, *_unread_tensors(found.path))\n",
         "    left = ()\n",
         "merged is said while a file beside differs",
     ),

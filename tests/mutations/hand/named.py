@@ -144,7 +144,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "qa-device-finite", "aprfmt/checks/gates/parity.py",
-        "    odd = census(a, b)\n",
+        "    odd = count_nonfinite(a, b)\n",
         "    odd = None\n",
         "a NaN on one device has a distance",
     ),
