@@ -76,10 +76,10 @@ def _own(names: str) -> HyperRule:
     def check(value: Value, facts: Facts, hp: Params) -> str:
         found = facts.first("layer_types")
         for layer, kind in enumerate(() if found is None else sequence(*found, hp["n_layers"])):
-            if kind != "indexed_attention":
+            if kind not in _INDEXED:
                 raise ArchError(
                     f"layer_types: layer {layer} is {kind!r}; the layers of this architecture are "
-                    "all indexed_attention"
+                    f"all {' or '.join(_INDEXED)}"
                 )
         return ""
 
@@ -122,6 +122,8 @@ def _hyper(heads: int, *overrides: HyperRule) -> tuple[HyperRule, ...]:
     )
 
 
+# What configurations call the layers: transformers 5.23, and its releases before.
+_INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 _IGNORED = DEEPSEEK_V3.ignored | {"mlp_bias", "layer_types"}
 DEEPSEEK_V32 = replace(
     DEEPSEEK_V3,
