@@ -39,14 +39,14 @@ def report_run(
         return _said(model, len(ids), [found])
 
 
-def report_trace(
+def print_trace_estimate(
     text: str,
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
     asked: "TraceRequest",
     wanted: "TraceOutputs",
 ) -> int:
-    """Say what `aprfmt trace --payload` takes with these points and layers."""
+    """Print the memory that `aprfmt trace --payload` would take; return the exit code."""
     from aprfmt.cli.trace import point_selection, recording
     from aprfmt.inference.capture import point_instances
     from aprfmt.inference.dry.estimate import estimate_trace

@@ -200,7 +200,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
 ENDS_TOGETHER = 2  # tokens: `<|im_end|>`, a line feed, `<|endoftext|>` are one end
 
 
-def count_ends(batch: Batch) -> list[EndCounts]:
+def count_turn_ends(batch: Batch) -> list[EndCounts]:
     """Return, for each id that ends a turn, how many ends of scored text are labels.
 
     An end counts where the token before it is a label: that of a prompt is not to be scored. Of

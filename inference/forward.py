@@ -240,7 +240,9 @@ def _block(c: Context, layer: int, x: Array) -> Array:
         fed = run_experts(c, layer, h) if c.hp["moe_layers"][layer] else _dense_mlp(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
     short = None if copies is None else altup.laurel(c, layer, h)
-    x = _sum_half(c, layer, _add_mixer(c, layer, _kept(c, layer, x, h, _ATTENTION), h), _ATTENTION)
+    x = _norm_after_residual(
+        c, layer, _add_mixer(c, layer, _kept(c, layer, x, h, _ATTENTION), h), _ATTENTION
+    )
     if short is not None:
         x = b.narrow(b.wide(b.add(x, short)) / 2.0**0.5)
     x = c.tap("mid", layer, x)
@@ -248,7 +250,9 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     if has_input_norms(c.block, c.hp, layer):
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
     x = _after_mlp(c, layer, _kept(c, layer, x, h, _MLP), h)
-    return c.tap("out", layer, _leave_layer(c, layer, _sum_half(c, layer, x, _MLP), copies))
+    return c.tap(
+        "out", layer, _leave_layer(c, layer, _norm_after_residual(c, layer, x, _MLP), copies)
+    )
 
 
 def _parallel_experts(c: Context, layer: int, x: Array, h: Array) -> Array:
@@ -396,8 +400,8 @@ def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     return c.tap(half.contrib, layer, x)
 
 
-def _sum_half(c: Context, layer: int, x: Array, half: _Half) -> Array:
-    """Return the stream behind a half: normalised where the block does that to the sum."""
+def _norm_after_residual(c: Context, layer: int, x: Array, half: _Half) -> Array:
+    """Return the residual stream after attention or the MLP was added, normed if the block does."""
     if c.block.placement != "after":
         return x
     return c.norm(layer, half.sum_norm, c.tap(half.sum, layer, x))

@@ -316,7 +316,7 @@ class HeadNames:
 
     @property
     def roles(self) -> Set[str]:
-        """The roles, of a model of one layer, of the head's own tensors."""
+        """The roles of the draft head's own tensors, named as those of a model with one layer."""
         return {*self._roles.values()}
 
     @property

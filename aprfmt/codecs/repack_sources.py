@@ -132,7 +132,7 @@ def read_compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_gpt_oss(packed: PackedWeight, target: str) -> GridWeight:
-    """Read gpt-oss's experts."""
+    """Return gpt-oss's MXFP4 experts as codes under a power of two for each 32; any `target`."""
     parts = packed.parts
     shape, power = (
         packed.dialect.shape_of(parts, packed.config),

@@ -430,6 +430,7 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
     from aprfmt.tokenizer.carriers import has_tokenizer
 
     def fate(name: str, kind: str) -> SourceItem:
+        """Return a companion file's row: copied if carried or left out on request, else lost."""
         carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
         return SourceItem(name, kind, "copied" if carried or name in left_out else "lost")
 

@@ -53,7 +53,10 @@ class ModelPair:
     # --- without a pass -------------------------------------------------------------------------
 
     def quantify(self) -> None:
-        """Compare what differing hyperparameters result in; equal results do not count."""
+        """Compare what differing hyperparameters come to, into `quantities` and `coverage`.
+
+        A finding whose numbers are equal becomes EQUIVALENT.
+        """
         levels, coverage = self.levels, self.levels.coverage
         for i, (finding, part) in enumerate(zip(levels.findings, levels.parts, strict=True)):
             if finding.level != "config" or not part.hyper or part.keys:

@@ -152,8 +152,8 @@ def look_at_tokenizers(asked: StepParts, finding: Finding) -> str:
     return made if made.startswith(MENDS) else seen
 
 
-def list_distances(asked: StepParts, finding: Finding) -> str:
-    """List how far the tensors are apart."""
+def distances_command(asked: StepParts, finding: Finding) -> str:
+    """Return the `diff` command that lists the 20 tensors that are furthest apart."""
     return f"aprfmt diff {asked.pair} --top 20"
 
 
@@ -182,7 +182,7 @@ STEPS: Mapping[str, StepText] = {
     "nothing": do_nothing,
     "stored": set_or_write_anew,
     "again": write_anew,
-    "distances": list_distances,
+    "distances": distances_command,
     "look": look_at_tensors,
 }
 LEVELS: Mapping[str, StepText] = {

@@ -272,6 +272,7 @@ class Walk:
 
     @np.errstate(all="ignore")  # NaN and infinities are reported with their place instead
     def _forward(self) -> None:
+        """Compare the passes: two models by parts, then each recorded side, then both traces."""
         assert self.ids is not None
         dtype = self._dtype()
         if self.pair is not None:

@@ -81,7 +81,7 @@ class NamedCause:
 
     @property
     def sure(self) -> str:
-        """How sure it is, in words, with the share where that is not all."""
+        """The level of evidence in words, with the share of values that it gives if not all."""
         return self.level + share_text(self.share)
 
     def to_json(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class StatedTokenizer:
 
 
 def stated_tokenizer(model: "Model", *, carried_json: bool = False) -> StatedTokenizer | None:
-    """Return a model's tokenizer as its readers take it; None if it carries none.
+    """Return a model's tokenizer as programs that read its format take it; None without one.
 
     With `carried_json`, the tokenizer.json that a file carries beside its lists; None without one.
     Raises FormatError for a damaged tokenizer, UnsupportedError for a kind of lists not known.

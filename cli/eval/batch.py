@@ -159,14 +159,14 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
     `spelled` are the tokens' texts. Nothing where the file has no labels: all tokens are scored.
     """
     from aprfmt.base.outcome import check, not_run
-    from aprfmt.inference.batch import count_ends
+    from aprfmt.inference.batch import count_turn_ends
 
     name, where = "ends-scored", str(batch.path)
     if not batch.labels_given or not batch.scored:
         return []
     if not batch.ends:
         return [not_run(name, "the model names no token that ends a turn", where)]
-    counts = count_ends(batch)
+    counts = count_turn_ends(batch)
     known = [each for each in counts if each.places]
     if not known:
         why = "no scored text ends with a token that ends a turn"

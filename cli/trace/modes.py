@@ -58,7 +58,7 @@ def run_trace(
         if asked.draft:
             raise UsageError("--dry-run counts the passes of a model; leave --draft out")
         there = replace(where, backend=asked.engine) if asked.engine else where
-        return dry_run.report_trace(model, tokens, there, asked, wanted)
+        return dry_run.print_trace_estimate(model, tokens, there, asked, wanted)
     options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
     return show_run(model, asked, wanted, tokens, where)
 

@@ -67,7 +67,7 @@ class TorchRecurrent(Tiles):
         return functional.softplus(x, threshold=LINEAR).clamp(low, high)
 
     def rates(self, logs: Array) -> Array:
-        """Return minus the exponential, wide."""
+        """Return the decay rates A = -exp(A_log) of a state space layer, in float32 at least."""
         return -self.wide(logs).exp()
 
     def scan(

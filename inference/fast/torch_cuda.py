@@ -303,7 +303,7 @@ class CudaBackend(TorchProducts):
         return mixed[0].swapaxes(0, 1)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Multiply each head's queries with its group's keys; in float32 scaling is included."""
+        """Return scores [heads, tokens, keys], scaled and capped; float32 scales in the product."""
         if self.deterministic or self._type in HALVES:
             return super().scores(q, k, heads)
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape

@@ -19,7 +19,7 @@ from aprfmt.inference.batch import (
     Batch,
     ScoredSample,
     _align_labels,
-    count_ends,
+    count_turn_ends,
     read_batch,
     score_batch,
 )
@@ -238,7 +238,7 @@ def test_ends_of_turns_that_are_no_labels_are_counted(name: str, tmp_path: Path)
     arrays: dict[str, Any] = {key: np.array(row) for key, row in given.items() if row}
     np.savez(tmp_path / "b.npz", **arrays)
     batch = read_batch(tmp_path / "b.npz", VOCAB, {EOS})
-    found = [(one.places, one.scored, one.unknown) for one in count_ends(batch)]
+    found = [(one.places, one.scored, one.unknown) for one in count_turn_ends(batch)]
     assert found == ([expected] if any(expected) else [])
 
 

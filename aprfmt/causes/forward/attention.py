@@ -180,7 +180,7 @@ def solve_cap(plain: Array, capped: Array) -> float | None:
 
 
 def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
-    """Return a maker: query head h reads key and value head mapping[h]."""
+    """Return a patch: query head h reads key and value head mapping[h]."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def read(what: str, layer: int, own: Any) -> Any:
@@ -255,7 +255,7 @@ def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
 
 
 def attend_with_mask(mask: Array) -> Any:
-    """Return a maker: attention with another mask [tokens, keys]."""
+    """Return a patch: attention with another mask [tokens, keys]."""
     return lambda patched, layers: change_head_fields(patched, layers, mask=mask)
 
 

@@ -114,7 +114,7 @@ def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def _with_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
-    """Return a maker: the convolution uses the kernels that `taken` makes of its own."""
+    """Return a patch: the convolution uses the kernels that `taken` makes of its own."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
@@ -126,7 +126,7 @@ def _with_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
 
 
 def _without_gate(point: str) -> Any:
-    """Return a maker: the convolution's gate at a point is left out."""
+    """Return a patch: the convolution's gate at a point is left out."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
@@ -138,7 +138,7 @@ def _without_gate(point: str) -> Any:
 
 
 def _restart_at(first: int) -> Any:
-    """Return a maker: from a token on, the convolution does not see the tokens before it."""
+    """Return a patch: from a token on, the convolution does not see the tokens before it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
@@ -152,7 +152,7 @@ def _restart_at(first: int) -> Any:
 
 
 def _begin_with_rows(before: Array) -> Any:
-    """Return a maker: these rows stand before the first token."""
+    """Return a patch: these rows stand before the first token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:

@@ -203,7 +203,7 @@ def _change(says: str, point: str, make: Make) -> Change:
 
 
 def _with_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
-    """Return a maker: the decay of the delta net is what `how` makes of it."""
+    """Return a patch: the decay of the delta net is what `how` makes of it."""
 
     def override(op: Any, at: Any, a: Any, rate: Any, shift: Any) -> Any:
         return np.asarray(how(a, rate, shift), a.dtype)
@@ -212,7 +212,7 @@ def _with_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
 
 
 def _with_rule(parts: Mapping[str, bool]) -> Make:
-    """Return a maker: the delta rule runs with other parts."""
+    """Return a patch: the delta rule runs with other parts."""
     ruled: Callable[..., Array] = partial(_delta_rule, **dict[str, Any](parts))
 
     def override(
@@ -233,7 +233,7 @@ def _exchange_key_heads(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def _with_strength(how: Callable[[Any, Array], Array]) -> Make:
-    """Return a maker: the strength (beta) of each write is what `how` makes of it."""
+    """Return a patch: the strength (beta) of each write is what `how` makes of it."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
         return how(op, x) if at.point == "delta_gate" else op(x)
@@ -242,7 +242,7 @@ def _with_strength(how: Callable[[Any, Array], Array]) -> Make:
 
 
 def _with_gate(how: Callable[[Array, Array, Array, float], Array]) -> Make:
-    """Return a maker: the gate on the norm's result is what `how` makes of it."""
+    """Return a patch: the gate on the norm's result is what `how` makes of it."""
 
     def override(op: Any, at: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float) -> Any:
         return np.asarray(how(x, w, gate, eps), x.dtype)

@@ -64,7 +64,7 @@ def usual_shared_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _scale_shared_expert(factor: float) -> Any:
-    """Return a maker: the shared expert's result counts `factor` times."""
+    """Return a patch: the shared expert's result counts `factor` times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
@@ -77,7 +77,7 @@ def _scale_shared_expert(factor: float) -> Any:
 
 
 def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Any:
-    """Return a maker: sigmoids inside the experts are how(operation, input)."""
+    """Return a patch: sigmoids inside the experts are how(operation, input)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any) -> Any:
@@ -120,7 +120,7 @@ def capacity_change(capacity: int, *, by_weight: bool) -> Change:
 
 
 def _limit_capacity(capacity: int, by_weight: bool) -> Any:
-    """Return a maker: every expert takes `capacity` tokens, the first or the heaviest."""
+    """Return a patch: every expert takes `capacity` tokens, the first or the heaviest."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:

@@ -28,7 +28,7 @@ MOST = 64  # rows that are listed; those that are the tokens' own are no part of
 
 
 def _attend_to_rows(keys: Array | None, values: Array | None) -> Any:
-    """Return a maker: attention reads row keys[j] for key j; -1 is a row of zeros."""
+    """Return a patch: attention reads row keys[j] for key j; -1 is a row of zeros."""
 
     def pick(x: Any, rows: Array) -> Any:
         return np.where((rows >= 0)[:, None, None], x[np.maximum(rows, 0)], 0).astype(x.dtype)

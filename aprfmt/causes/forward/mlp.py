@@ -40,7 +40,7 @@ def activation_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def use_activation(kind: str) -> Any:
-    """Return a maker: the MLP's activation is another function."""
+    """Return a patch: the MLP's activation is another function."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ def try_xielu_numbers(case: Mismatch) -> Iterator[Change]:
 
 
 def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Any:
-    """Return a maker: xIELU with numbers that `change` makes of its own."""
+    """Return a patch: xIELU with numbers that `change` makes of its own."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, *told: float) -> Any:
@@ -106,7 +106,7 @@ def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ..
 
 
 def _clamp_activation(limit: float, alpha: float) -> Any:
-    """Return a maker: gpt-oss's activation with another clamp and gain."""
+    """Return a patch: gpt-oss's activation with another clamp and gain."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, gate: Any, up: Any, *told: float) -> Any:
@@ -158,7 +158,7 @@ def activation_number_change(
 
 
 def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> Any:
-    """Return a maker: the activation is how(its function, its input, value)."""
+    """Return a patch: the activation is how(its function, its input, value)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
@@ -172,7 +172,7 @@ def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> An
 
 
 def _gate_by(how: Callable[[Any, Any, Any], Any]) -> Any:
-    """Return a maker: what the gate's activation is multiplied by is another value."""
+    """Return a patch: what the gate's activation is multiplied by is another value."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         held: list[Any] = []
@@ -255,7 +255,7 @@ def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Any:
-    """Return a maker: gpt-oss's activation as `how` computes it."""
+    """Return a patch: gpt-oss's activation as `how` computes it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, gate: Any, up: Any, limit: float, alpha: float) -> Any:

@@ -29,7 +29,7 @@ NORMS = ("rms_norm", "layer_norm")
 
 
 def use_eps(eps: float, point: str = "") -> MakeWorld:
-    """Return a maker: every norm adds this epsilon; or the one behind a point alone."""
+    """Return a patch: every norm adds this epsilon; or the one behind a point alone."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +42,7 @@ def use_eps(eps: float, point: str = "") -> MakeWorld:
 
 
 def offset_norm_weights(plus: int, points: Collection[str] = ()) -> MakeWorld:
-    """Return a maker: every norm's weight, or of those behind `points`, is larger by a number."""
+    """Return a patch: every norm's weight, or of those behind `points`, is larger by a number."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def point_before_norm(patched: PatchedModel, at: Any) -> str:
 
 
 def skip_norms(points: Collection[str]) -> MakeWorld:
-    """Return a maker: norms right after these points give their input back."""
+    """Return a patch: norms right after these points give their input back."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def skip_norms(points: Collection[str]) -> MakeWorld:
 
 
 def exchange_norm_kind(points: Collection[str] = ()) -> MakeWorld:
-    """Return a maker: RMS norms take the mean away first, layer norms do not.
+    """Return a patch: RMS norms take the mean away first, layer norms do not.
 
     All of them, or those behind `points`.
     """
@@ -105,7 +105,7 @@ def exchange_norm_kind(points: Collection[str] = ()) -> MakeWorld:
 
 
 def divide_layer_norm_by(whole: bool) -> MakeWorld:
-    """Return a maker: layer norms divide by the root mean square (`whole`), or by that of n - 1.
+    """Return a patch: layer norms divide by the root mean square (`whole`), or by that of n - 1.
 
     Both take the mean away first.
     """
@@ -146,7 +146,7 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def norm_heads_jointly(whole: bool) -> MakeWorld:
-    """Return a maker: q and k are normalised over all heads together (`whole`), or over each."""
+    """Return a patch: q and k are normalised over all heads together (`whole`), or over each."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         d = int(patched.hp["head_dim"])
@@ -183,7 +183,7 @@ def rounded_to(x: Any, dtype: str) -> Any:
 
 
 def round_operations(ops: Collection[str], dtype: str) -> MakeWorld:
-    """Return a maker: the results of these operations are rounded to a 16-bit type."""
+    """Return a patch: the results of these operations are rounded to a 16-bit type."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
         y = op(*args, **kwargs)
@@ -193,7 +193,7 @@ def round_operations(ops: Collection[str], dtype: str) -> MakeWorld:
 
 
 def round_rope_table(dtype: str) -> MakeWorld:
-    """Return a maker: rope's cos and sin are rounded to a 16-bit type."""
+    """Return a patch: rope's cos and sin are rounded to a 16-bit type."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
         short = tuple(rounded_to(part, dtype).astype(part.dtype) for part in table)
@@ -203,7 +203,7 @@ def round_rope_table(dtype: str) -> MakeWorld:
 
 
 def round_keys_and_values(dtype: str) -> MakeWorld:
-    """Return a maker: attention reads keys and values rounded to a 16-bit type."""
+    """Return a patch: attention reads keys and values rounded to a 16-bit type."""
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
         return op(q, rounded_to(k, dtype).astype(k.dtype), *rest)
@@ -217,7 +217,7 @@ def round_keys_and_values(dtype: str) -> MakeWorld:
 
 
 def add_to_normed(halves: Collection[str]) -> MakeWorld:
-    """Return a maker: a sublayer is added to the norm's result in place of the stream.
+    """Return a patch: a sublayer is added to the norm's result in place of the stream.
 
     `halves` are `attn` and `ffn`: behind which sublayers. A norm right before a sublayer is the
     one that follows `in` (or what enters a layer) and `mid`.

@@ -101,7 +101,7 @@ COPIES: Mapping[str, tuple[tuple[str, Altered], ...]] = {
 
 
 def _alter_point(point: str, altered: Altered) -> Any:
-    """Return a maker: a point's values are what `altered` makes of them."""
+    """Return a patch: a point's values are what `altered` makes of them."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
@@ -206,7 +206,7 @@ def shared_key_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _read_keys_of(reader: int, owner: int) -> Any:
-    """Return a maker: a layer reads what another one wrote."""
+    """Return a patch: a layer reads what another one wrote."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         held: dict[str, Any] = {}

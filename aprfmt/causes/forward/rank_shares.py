@@ -142,7 +142,7 @@ def _change(name: str, roles: Sequence[str], order: Sequence[int], make: Any) ->
 
 
 def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
-    """Return a maker: blocks of columns of these products stand in another order."""
+    """Return a patch: blocks of columns of these products stand in another order."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
@@ -158,7 +158,7 @@ def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
 
 
 def _met(role: str, order: Sequence[int]) -> Any:
-    """Return a maker: each share of the input meets the columns of another rank."""
+    """Return a patch: each share of the input meets the columns of another rank."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:

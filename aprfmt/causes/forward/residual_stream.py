@@ -323,7 +323,7 @@ def usual_half_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _scale_half(half: str, factor: float) -> Any:
-    """Return a maker: what one half of a layer adds is larger by a factor."""
+    """Return a patch: what one half of a layer adds is larger by a factor."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
@@ -376,7 +376,7 @@ def _sum_number(adds: Any, index: int) -> int:
 
 
 def keep_one_summand(point: str, keep: int, turn: int) -> Any:
-    """Return a maker: the sum after a point keeps one summand only (1: what is added)."""
+    """Return a patch: the sum after a point keeps one summand only (1: what is added)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         count: dict[Any, int] = {}

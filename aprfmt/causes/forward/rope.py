@@ -121,7 +121,7 @@ def _pairing_words(style: str) -> str:
 
 
 def use_rope_style(style: str, interleave: int) -> Any:
-    """Return a maker: rope of another style; `interleave` pairs of its result are adjacent."""
+    """Return a patch: rope of another style; `interleave` pairs of its result are adjacent."""
 
     def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
                     scope,
                     says,
                     {"rope_theta": other[0], "scaled": other[1]},
-                    _limit_to_scope(rotate_with(rope.inv_freq, rope.factor), scope),
+                    _in_layers(rotate_with(rope.inv_freq, rope.factor), scope),
                 )
     found = solve_rotation(case)
     if found is not None and not found.still:
@@ -186,7 +186,7 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
             scope,
             "{} do{} not rotate; {} should",
             {"rotates": False},
-            _limit_to_scope(without_rope, scope),
+            _in_layers(without_rope, scope),
         )
 
 
@@ -207,8 +207,8 @@ def _rope_change_in(
     )
 
 
-def _limit_to_scope(maker: Any, scope: frozenset[int]) -> Any:
-    """Return a maker that acts in the layers of a scope only."""
+def _in_layers(maker: Any, scope: frozenset[int]) -> Any:
+    """Return a patch function that acts in the layers of `scope`, whichever are asked for later."""
     return lambda patched, layers: maker(patched, scope)
 
 
@@ -321,7 +321,7 @@ def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _rotate_elements(at: Array) -> Any:
-    """Return a maker: rope turns these elements of a head, and leaves the others."""
+    """Return a patch: rope turns these elements of a head, and leaves the others."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:

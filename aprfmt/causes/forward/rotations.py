@@ -131,7 +131,7 @@ def solve_rotation(case: Mismatch) -> Rotation | None:
     if theirs is None:
         return None
     pairs = case.array(call.args[1][0]).shape[-1]
-    return _solve_pairs(case, case.array(call.args[0]), theirs, pairs, call.kwargs["style"])
+    return _fit_pair_rotations(case, case.array(call.args[0]), theirs, pairs, call.kwargs["style"])
 
 
 def _rotation_of_alias(case: Mismatch) -> Rotation | None:
@@ -142,13 +142,16 @@ def _rotation_of_alias(case: Mismatch) -> Rotation | None:
     if kind is None:
         return None
     pairs = len(rope_frequencies(case.patched, kind).inv_freq)
-    return _solve_pairs(
+    return _fit_pair_rotations(
         case, case.view.mine, case.view.theirs, pairs, str(case.patched.hp["rope_style"])
     )
 
 
-def _solve_pairs(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:
-    """Return the rotation between values `x` and `y` [rows, heads, d], pair by pair."""
+def _fit_pair_rotations(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:
+    """Return the complex factor of each row and pair that takes `x` to `y`, by least squares.
+
+    Both are [rows, heads, d]. `style` pairs the elements of `x`; those of `y` are paired in halves.
+    """
     rows = case.rows
     x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
     before, after = complex_pairs(x, pairs, style), complex_pairs(y, pairs, "half")

@@ -191,7 +191,7 @@ def routing_rule_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def use_routing_rule(rule: RoutingRule) -> Any:
-    """Return a maker: experts are chosen and weighted by another rule."""
+    """Return a patch: experts are chosen and weighted by another rule."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def routed(patched: PatchedModel, layer: int, held: Mapping[str, Any]) -> Routing:

@@ -21,7 +21,7 @@ def is_score_bias(call: Any) -> bool:
 
 
 def change_score_bias(how: Callable[[Any, Array], Any]) -> Any:
-    """Return a maker: what is added to the scores is how(scores, added), summed there."""
+    """Return a patch: what is added to the scores is how(scores, added), summed there."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
@@ -78,7 +78,7 @@ TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
 
 
 def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Any:
-    """Return a maker: the slopes of the heads are others."""
+    """Return a patch: the slopes of the heads are others."""
     if patched.spec.block.score_bias == "alibi_keys":  # rounded at every step, so made anew
         scale = float(patched.hp["attn_scale"])
         return change_score_bias(

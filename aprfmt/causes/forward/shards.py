@@ -49,7 +49,7 @@ def role_of(key: str) -> str:
 
 
 def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Any:
-    """Return a maker: products of these roles count blocks of columns so many times."""
+    """Return a patch: products of these roles count blocks of columns so many times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
@@ -125,7 +125,7 @@ def usual_shard_table_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _zero_half_table(key: str, alone: int) -> Any:
-    """Return a maker: one half of a table's rows is zero."""
+    """Return a patch: one half of a table's rows is zero."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         half = patched.weights[key].n_rows // 2

@@ -24,7 +24,7 @@ Sum = Callable[[Any, Any], Any]
 
 
 def change_half_sum(half: str, how: Sum) -> MakeWorld:
-    """Return a maker: behind a half of a layer the stream becomes how(stream, result)."""
+    """Return a patch: behind a half of a layer the stream becomes how(stream, result)."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
         if at.point not in BEHIND[half] or b.ndim < 2:
@@ -57,7 +57,7 @@ SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 
 
 def norm_sum(halves: Collection[str]) -> MakeWorld:
-    """Return a maker: the norm behind a sublayer reads its sum with the stream, and replaces it."""
+    """Return a patch: the norm behind a sublayer reads its sum with the stream, and replaces it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         last: dict[str, Callable[[Any], Any]] = {}
@@ -89,7 +89,7 @@ def norm_sum(halves: Collection[str]) -> MakeWorld:
 
 
 def scale_sum_or_stream(scale: float, whole: bool) -> MakeWorld:
-    """Return a maker: the factor on results is on the sum (`whole`), or on the stream alone."""
+    """Return a patch: the factor on results is on the sum (`whole`), or on the stream alone."""
 
     def scaled(op: Any, at: Any, x: Any, value: Any) -> Any:
         inside = any(at.point in points for points in BEHIND.values())
@@ -138,7 +138,7 @@ def divide_by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def rotate_times(keys: int, queries: int) -> MakeWorld:
-    """Return a maker: keys and queries are rotated so many times."""
+    """Return a patch: keys and queries are rotated so many times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         seen: dict[str, int] = {"layer": -1, "calls": 0}
@@ -175,7 +175,7 @@ def rotate_values(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def cap_after_mask(cap: float) -> MakeWorld:
-    """Return a maker: the cap is applied to the masked scores, so hidden keys count with -cap."""
+    """Return a patch: the cap is applied to the masked scores, so hidden keys count with -cap."""
 
     def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
         shown = np.where(heads.mask, scores, scores.dtype.type(-cap))
@@ -190,7 +190,7 @@ def mask_with_zero(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def limit_window(size: int) -> MakeWorld:
-    """Return a maker: attention reaches so many tokens, the query's own among them."""
+    """Return a patch: attention reaches so many tokens, the query's own among them."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         at = np.arange(len(patched.ids))
@@ -201,7 +201,7 @@ def limit_window(size: int) -> MakeWorld:
 
 
 def use_earlier_layer_cache(back: int) -> MakeWorld:
-    """Return a maker: keys and values are those of an earlier layer (0: of the first one)."""
+    """Return a patch: keys and values are those of an earlier layer (0: of the first one)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         held: dict[tuple[str, int], Any] = {}
@@ -228,7 +228,7 @@ FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def use_activation_function(name: str) -> MakeWorld:
-    """Return a maker: the MLP's activation is one of FUNCTIONS."""
+    """Return a patch: the MLP's activation is one of FUNCTIONS."""
 
     def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
         return FUNCTIONS[name](lambda y, kind: op(y, kind, **kwargs), x)

@@ -253,7 +253,7 @@ def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def _with_operands(taken: Callable[[Operands], Operands]) -> Any:
-    """Return a maker: the scan reads what `taken` makes of its operands."""
+    """Return a patch: the scan reads what `taken` makes of its operands."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *given: Any) -> Any:
@@ -265,7 +265,7 @@ def _with_operands(taken: Callable[[Operands], Operands]) -> Any:
 
 
 def _with_time_step(step: Steps) -> Any:
-    """Return a maker: the time step is what `step` makes of it."""
+    """Return a patch: the time step is what `step` makes of it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
@@ -277,7 +277,7 @@ def _with_time_step(step: Steps) -> Any:
 
 
 def _with_gate(change: Gate) -> Any:
-    """Return a maker: the gate is what `change` makes of it."""
+    """Return a patch: the gate is what `change` makes of it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, gate: Any, weight: Any, **how: Any) -> Any:
@@ -289,7 +289,7 @@ def _with_gate(change: Gate) -> Any:
 
 
 def _restart_every(count: int) -> Any:
-    """Return a maker: the state is set to zeros before every so many-th token."""
+    """Return a patch: the state is set to zeros before every so many-th token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *given: Any) -> Any:
@@ -301,7 +301,7 @@ def _restart_every(count: int) -> Any:
 
 
 def _restart_at(first: int) -> Any:
-    """Return a maker: from a token on, the scan does not see the tokens before it."""
+    """Return a patch: from a token on, the scan does not see the tokens before it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *given: Any) -> Any:
@@ -324,7 +324,7 @@ def _scan_pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, An
 
 
 def _begin_with_state(before: Array) -> Any:
-    """Return a maker: the scan begins with this state."""
+    """Return a patch: the scan begins with this state."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *given: Any) -> Any:

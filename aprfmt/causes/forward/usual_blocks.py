@@ -313,7 +313,7 @@ def _weight_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _exchange_weights(
     pairs: list[tuple[str, str]],
 ) -> Callable[[PatchedModel, Layers], PatchedModel]:
-    """Return a maker: the weights of each pair of roles are exchanged."""
+    """Return a patch: the weights of each pair of roles are exchanged."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         arrays: dict[str, Any] = {}

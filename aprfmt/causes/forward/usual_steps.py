@@ -261,7 +261,7 @@ def _split_halves_as_alternating(gate: Any, up: Any) -> tuple[Any, Any]:
 def _split_joined(
     first: str, second: str, mix: Callable[[Any, Any], tuple[Any, Any]]
 ) -> Callable[[PatchedModel, Layers], PatchedModel]:
-    """Return a maker: weights and biases of two products are taken from their joined rows."""
+    """Return a patch: weights and biases of two products are taken from their joined rows."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         arrays: dict[str, Any] = {}

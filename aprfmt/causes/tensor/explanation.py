@@ -65,7 +65,7 @@ def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Find
         return None
     case = DifferingPair(key or a.name, first, second, context)
     if a.shape != b.shape:
-        shaped = _try_hypotheses(case, shapes=True)
+        shaped = _best_hypothesis(case, shapes=True)
         return None if shaped is None else shaped[0]
     if not case.before.changed:
         return None
@@ -113,7 +113,7 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
 
 def _explain_values(case: DifferingPair) -> Finding | None:
     """Return the explanation of a pair by its values, its rows, or two defects."""
-    found = _try_hypotheses(case)
+    found = _best_hypothesis(case)
     if found is None or not found[0].confirmed:
         part = _explain_rows(case)
         vague = found is None or found[0].cause == "stale_tensor"
@@ -130,10 +130,15 @@ def _explain_values(case: DifferingPair) -> Finding | None:
 Tried = tuple[Finding, Guess | None]
 
 
-def _try_hypotheses(
+def _best_hypothesis(
     case: DifferingPair, *, shapes: bool = False, part: bool = False
 ) -> Tried | None:
-    """Try all rows of the table; return the first confirmed guess, else the first likely one."""
+    """Return (finding, its guess) of the first confirmed hypothesis, else of a likely one.
+
+    Of likely ones a guess that was applied to all values goes before a finding without a guess
+    (None). `shapes` and `part` choose the rows for pairs of two shapes, or for some of the rows. At
+    most TRIED guesses are applied to whole tensors. None where nothing fits.
+    """
     likely: Tried | None = None
     budget = TRIED
     for guess in _guesses_of_table(case, shapes, part):
@@ -216,7 +221,7 @@ def _explain_rows(case: DifferingPair) -> Tried | None:
         case.key, SelectedRows(case.a, rows), SelectedRows(case.b, rows), case.context
     )
     part.numbers, part.known = rows, False
-    found = _try_hypotheses(part, part=True)
+    found = _best_hypothesis(part, part=True)
     if found is None:
         return None
     shown = ", ".join(str(i) for i in rows[:6].tolist()) + (" ..." if len(rows) > 6 else "")
@@ -231,7 +236,7 @@ def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | No
     rest = remainder(case, found[1])
     if rest is None or not rest.before.changed:
         return None
-    second = _try_hypotheses(rest) or _explain_rows(rest)
+    second = _best_hypothesis(rest) or _explain_rows(rest)
     if second is None or not second[0].confirmed:
         return None
     said = (*found[0].evidence, f"then {second[0].cause}:", *second[0].evidence)
@@ -251,7 +256,7 @@ def _explain_reread(case: DifferingPair) -> Finding | None:
     if case.before.relative < DENSE:
         return None
     for cause, text, reread in rereadings(case):
-        found = _try_hypotheses(reread)
+        found = _best_hypothesis(reread)
         if found is not None and found[0].confirmed and found[0].cause not in REREAD:
             return replace(
                 found[0],

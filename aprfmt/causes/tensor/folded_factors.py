@@ -184,7 +184,7 @@ def layers(
 
 
 def _open_in_layer(layer: LayerTensors, rows: Mapping[str, TensorDiff]) -> dict[str, Finding]:
-    found = _explain_layer(layer)
+    found = _explain_layer_folds(layer)
     return {key: one for key, one in found.items() if rows[key].unexplained(ALONE)}
 
 
@@ -194,8 +194,11 @@ def _layer_of_key(key: str) -> str:
     return "" if layer is None else f"L{layer}."
 
 
-def _explain_layer(layer: LayerTensors) -> dict[str, Finding]:
-    """Return the explanations of a layer's tensors by moved factors."""
+def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
+    """Return {role: finding} of a layer's tensors that are equal once moved factors are put back.
+
+    Without any, the findings of norms that kept their factor while a product took it too.
+    """
     folds = [*_norm_folds(layer), *_row_folds(layer)]
     found: dict[str, Finding] = {}
     for fold in folds:

@@ -51,7 +51,7 @@ class FusedRoles:
     heads: bool = False
 
     def of(self, part: str) -> tuple[tuple[str, str], ...]:
-        """Return (role, short name) with this ending."""
+        """Return (ROLE.part, short name) of each fused role; `part` is `weight` or `bias`."""
         return tuple((f"{role}.{part}", name) for role, name in self.roles)
 
 

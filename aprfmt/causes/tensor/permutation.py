@@ -149,10 +149,10 @@ def permutation_fits(found: FoundLines, p: "Array") -> bool:
     return bool((p[found.index] == found.at).all())
 
 
-def fitting_pair_orders(
+def rope_pair_permutations(
     case: DifferingPair, found: FoundLines
 ) -> "Iterator[tuple[int, str, Array]]":
-    """Yield (heads, direction, p) of every pair order that fits."""
+    """Yield (heads, words, p) where halves for adjacent pairs explain the rows: A[i] = B[p[i]]."""
     for heads in head_counts(case, found.count):
         p = adjacent_pair_order(found.count, heads)
         if permutation_fits(found, p):

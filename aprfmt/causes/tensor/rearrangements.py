@@ -129,7 +129,7 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     if k is not None and found.count > 2:
         yield from _guess_shift(case, found, k, what)
     rotated = case.role.startswith(ROTATED) or not case.context.hyper
-    for heads, way, p in permutation.fitting_pair_orders(case, found) if rotated else ():
+    for heads, way, p in permutation.rope_pair_permutations(case, found) if rotated else ():
         yield _pairing_guess(case, found, heads, way, p, what)
         break
     right = expected_heads(case, found.count)

@@ -35,7 +35,7 @@ CAUSE_ROWS = (
 # it stands for the rows behind it whose parts it holds.
 _LISTED = (
     pre_tokenizer.kind_difference,
-    vocabulary_lists.piece_difference,
+    vocabulary_lists.vocabulary_difference,
     vocabulary_lists.rowless_token_difference,
     vocabulary_lists.added_token_difference,
     vocabulary_lists.type_difference,

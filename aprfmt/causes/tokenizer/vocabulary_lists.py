@@ -121,8 +121,8 @@ def comparable_pieces(side: StatedTokenizer, other: StatedTokenizer) -> list[str
     ]
 
 
-def piece_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the pieces by id; ids without a token are left out."""
+def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+    """Yield one difference for all ids whose pieces differ; ids without a token are left out."""
     mine, theirs = comparable_pieces(a, b), comparable_pieces(b, a)
     skip = {row["content"] for row in (*a.added, *b.added)} if not is_list_and_json(a, b) else set()
     size = max(len(mine), len(theirs))

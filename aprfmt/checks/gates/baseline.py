@@ -18,7 +18,9 @@ def check_baseline(subject: ModelUnderTest) -> Result:
 
 
 def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterable[Check]:
-    """Yield a check for every gate and number of a baseline; what is gone is a FAIL.
+    """Yield a check for each gate of a baseline, and for each number of the gates that ran.
+
+    A gate that passed before and is gone, or passes no more, is a FAIL.
 
     A gate that was not wanted this time is NOT_RUN.
     """

@@ -43,7 +43,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "ledger-accept-all", _LEDGER,
-        "        return any(spelling_predicate(each, names)(name) for each in wanted for name in names)\n",
+        "        return any(spelling_predicate(each, names)(name) "
+        "for each in wanted for name in names)\n",
         "        return bool(wanted)\n",
         "accepting one item accepts every other",
     ),
