@@ -97,6 +97,9 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     sample = _sample(parameter, held, signs)
     if not np.isfinite(sample.after).all():
         return Judgement("differs", "holds NaN or infinite numbers")
+    still = signs and not held.idle and not sample.coarse and not sample.change.any()
+    if still and _is_unmoved(parameter):
+        return Judgement("not compared", "did not move, and no gradient says whether it should")
     recipe = _clipped(recipe, held)
     fits = [(one, fit) for one in _meanings(recipe, sample) if (fit := sample.fit(one)) is not None]
     if not fits:
@@ -113,8 +116,15 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
             return _explained(parameter, one, held, sample, fit)
         found = _judged_whole(parameter, one, held, signs, fit)
         every = _decays_all(recipe, one, fits)
-        return replace(found, decays_all=every, clipped=one.clip if tried else None)
+        clipped = one.clip if tried else None
+        return replace(found, decays_all=every, clipped=clipped, signs=signs)
     return _explained(parameter, fits[0][0], held, sample, fits[0][1])
+
+
+def _is_unmoved(parameter: Parameter) -> bool:
+    """Return whether no element of a parameter changed, decay included: it may be frozen."""
+    sides = pieces(parameter.before, parameter.after)
+    return all(w1 is not None and bool(np.array_equal(w0, w1)) for _, _, w0, w1 in sides)
 
 
 def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:

@@ -488,11 +488,7 @@ class _Step:
                 NotCompared("step", key, "no counterpart", f"smaller than {kind} shows")
                 for key in hidden
             ]
-        signs = [
-            key
-            for key, one in judged.items()
-            if one.verdict == "agrees" and self.given is None and self.state is None
-        ]
+        signs = [key for key, one in judged.items() if one.verdict == "agrees" and one.signs]
         if signs:
             why = "no gradient was given: sizes are compared, not signs"
             self.left += [NotCompared("direction", key, "no counterpart", why) for key in signs]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -319,6 +320,17 @@ def by_state(**settings: Any) -> Made:
     return Made(steps[2], f"adamw:lr={LR},wd={WD}", before=steps[1], state=state)
 
 
+def at_rate(lr: float, wd: float) -> Made:
+    """Return torch's AdamW at a rate of fine-tuning: 1 - lr * wd is then a coarse float32."""
+    made = torch_steps(lambda t, p: t.optim.AdamW([x for _, x in p], lr=lr, weight_decay=wd))
+    return Made(made[0][0], f"adamw:lr={lr:g},wd={wd:g},step=1,decay_on=all", grads=gradients(1))
+
+
+def wide(torch: Any, parameters: list[Any]) -> Any:
+    """Return torch's AdamW at a rate that bfloat16 shows."""
+    return torch.optim.AdamW([p for _, p in parameters], lr=0.01, weight_decay=0)
+
+
 INNOCENTS: dict[str, Callable[[], Made]] = {
     "AdamW, sizes": lambda: Made(torch_steps(adamw)[0][0]),
     "AdamW, sizes, no step said": lambda: Made(torch_steps(adamw)[0][0], f"adamw:lr={LR},wd={WD}"),
@@ -352,6 +364,13 @@ INNOCENTS: dict[str, Callable[[], Made]] = {
     "SGD with momentum": lambda: momentum({"momentum": 0.9}, f"{SGD},momentum=0.9"),
     "SGD, Nesterov": lambda: momentum(
         {"momentum": 0.9, "nesterov": True}, f"{SGD},momentum=0.9,nesterov=true"),
+    **{
+        f"AdamW over all, lr {lr:g}, wd {wd:g}": partial(at_rate, lr, wd)
+        for lr in (1e-6, 1e-5, 2e-5, 1e-4) for wd in (0.01, 0.1)
+    },
+    "AdamW in bfloat16": lambda: Made(
+        torch_steps(wide, dtype="bfloat16")[0][0], "adamw:lr=0.01,wd=0,step=1",
+        grads=gradients(1), encoding="BF16"),
     "Lion": lambda: Made(lion(), f"lion:lr={LR},wd={WD}", grads=gradients(1)),
     "Lion, sizes": lambda: Made(lion(), f"lion:lr={LR},wd={WD}"),
 }  # fmt: skip

@@ -17,6 +17,8 @@ Mask = NDArray[np.bool_]
 ARITHMETIC = 2.0**-16  # of a step: a root, a quotient and two moments in float32
 CANCELLED = 2.0**-20  # of a rate: what is left where a gradient takes its moment away
 COARSE = ("BF16", "F16")  # types that trainers keep copies in: the weight may be held finer
+CONSTANT = 2.0**-24  # of a weight: 1 - lr * wd is a float32, and those below 1 are so far apart
+ROUNDED = 4.0  # roundings of a step that is made in the stored type: moments, root, quotient, sum
 SIZES = 0.02  # of a step whose sign is read from the change: epsilon makes it a little smaller
 EXACT = 0.999  # share of elements that a step in the stored type gives bit for bit
 SIGMAS = 6.0  # a factor that is further from 1 than so many deviations is another one
@@ -73,6 +75,12 @@ class StepCase:
         """Say whether the weight after the step is in a type of few bits."""
         return self.encodings[1] in COARSE
 
+    @property
+    def narrow(self) -> float:
+        """How inexact a step is that may be made in the stored type, a share of it; else 0."""
+        same = self.encodings[0] == self.encodings[1]
+        return ROUNDED * UNIT[self.encodings[1]] if self.coarse and same else 0.0
+
     def part(self, index: Any) -> "StepCase":
         """Return some of the elements as a case of their own."""
         moments = self.moments
@@ -122,7 +130,7 @@ class Fit:
         self.case, self.update, self.recipe = case, update, recipe
         whole = update.whole
         off = np.abs(case.change - whole)
-        noise = SIZES if case.signs else case.noise + ARITHMETIC
+        noise = SIZES if case.signs else case.noise + ARITHMETIC + case.narrow
         slack = noise * np.abs(update.step) + (CANCELLED * recipe.lr if recipe.row.sizes else 0.0)
         near = off <= case.rounding + slack
         self.full: Mask = near
@@ -159,7 +167,7 @@ class Fit:
         if case.signs:
             return (*self._longest, *self._decay)
         step, decay = self.update.step, np.broadcast_to(self.update.decay, self.update.step.shape)
-        variance = case.rounding**2 / 3 + ((case.noise + ARITHMETIC) * step) ** 2
+        variance = case.rounding**2 / 3 + ((case.noise + ARITHMETIC + case.narrow) * step) ** 2
         weight = 1.0 / np.maximum(variance, 1e-300)
         return solve_factors(step, decay, case.change, weight)
 
@@ -249,7 +257,14 @@ class Fit:
             if abs(share) > SIGMAS * off + FAINT * self.recipe.lr * self.recipe.wd:
                 return False
         short = SHORT if self.case.signs and step < 1 else 0.0
-        return agrees(min(1.0, step + short), step_off) and agrees(decay, decay_off)
+        step_off += self.case.narrow / SIGMAS
+        return agrees(min(1.0, step + short), step_off) and agrees(decay, decay_off + self.constant)
+
+    @property
+    def constant(self) -> float:
+        """How far the decay is off for being a float32 constant, as a share of the stated one."""
+        wanted = self.share_stated
+        return CONSTANT / wanted / SIGMAS if wanted and self.case.encodings[1] != "F64" else 0.0
 
     @property
     def direct(self) -> bool:
