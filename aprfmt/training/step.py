@@ -475,6 +475,12 @@ class _Step:
                     rows[at[key]] = replace(rows[at[key]], verdict="differs", why=says)
                 yield _named(cause, says, keys, stored, proof)
 
+    def _has_state_after(self) -> bool:
+        """Return whether the state that was given is the one after the step."""
+        if self.state is None or self.recipe is None or self.recipe.step is None:
+            return False
+        return self.state.steps in (None, self.recipe.step)
+
     def _idle_key(self, key: str) -> bool:
         return key.endswith(".lora_a") and is_zero(self.pairs[key].before)
 
@@ -492,6 +498,13 @@ class _Step:
         if signs:
             why = "no gradient was given: sizes are compared, not signs"
             self.left += [NotCompared("direction", key, "no counterpart", why) for key in signs]
+        if self.given is not None and self.computed is None and self._has_state_after():
+            why = "the optimizer's state after the step says what it was; --batch compares them"
+            self.left += [
+                NotCompared("gradient", key, "no counterpart", why)
+                for key, one in judged.items()
+                if one.verdict == "agrees" and key in self.given.placed
+            ]
         every = [key for key, one in judged.items() if one.decays_all]
         if every:
             self.notes.append(

@@ -289,3 +289,13 @@ def test_memory_is_that_of_a_piece_and_of_the_largest_gradient(files: dict[str, 
     assert plain.parameters == 21
     assert plain.read_bytes == 2 * sum(w.nbytes for w in weights().values())
     assert given.peak_bytes - plain.peak_bytes == 16 * HIDDEN * HIDDEN
+
+
+def test_gradients_beside_the_state_after_a_step_are_said_not_to_be_compared(
+    tmp_path: Path,
+) -> None:
+    """The state says what the step was; gradients of another step would go unnoticed."""
+    report = INNOCENTS["a third step by its gradients and its state"]().report(tmp_path)
+    kinds = {one.kind for one in report.left}
+    assert report.exit_code == 0 and "gradient" in kinds
+    assert "not compared: 21 gradients" in report.pronounced.says
