@@ -158,6 +158,9 @@ class _Step:
         self.left: list[NotCompared] = []
         self.gradients: dict[str, ArrayFacts] = {}
         self.compared: dict[str, _Compared] = {}
+        self.made_again: set[str] = (
+            set()
+        )  # updates that the state before the step and gradients give
         self.pairs = pairs_of(self.parameters)
         self.recipe = self._recipe()
         for saved, kind in ((self.given, "gradient"),):
@@ -269,6 +272,19 @@ class _Step:
         after = steps == self.recipe.step
         return Held(gradient, first, second, steps, after, others)
 
+    def _judge_update(self, parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
+        """Return the verdict on an update; a state that counts no steps may be that of before."""
+        found = judge_update(parameter, recipe, held)
+        counted = self.state is None or self.state.steps is not None
+        if found.verdict != "differs" or counted or held.gradient is None or not held.after:
+            return found
+        before = replace(held, step=held.step - 1, after=False)
+        other = judge_update(parameter, recipe, before)
+        if other.verdict != "agrees":
+            return found
+        self.made_again.add(parameter.key)
+        return other
+
     def _idle(self, parameter: Parameter) -> bool:
         """Say whether a parameter is A of a pair whose B is zero before the step.
 
@@ -357,7 +373,7 @@ class _Step:
             why = row.why or "no --optimizer says what the step was to do"
             return replace(row, verdict="not compared", why=why), wrong
         recipe = self._recipe_of(parameter)
-        found = judge_update(parameter, recipe, self._held(parameter, norm))
+        found = self._judge_update(parameter, recipe, self._held(parameter, norm))
         assert row.update is not None
         update = replace(row.update, step=found.step, decay=found.decay, arrived=found.arrived)
         row = replace(row, update=update)
@@ -503,7 +519,9 @@ class _Step:
             self.left += [
                 NotCompared("gradient", key, "no counterpart", why)
                 for key, one in judged.items()
-                if one.verdict == "agrees" and key in self.given.placed
+                if one.verdict == "agrees"
+                and key in self.given.placed
+                and key not in self.made_again
             ]
         every = [key for key, one in judged.items() if one.decays_all]
         if every:

@@ -1,7 +1,7 @@
 """Steps with one mistake each, and steps that are right: what the judged set is made of."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -320,6 +320,13 @@ def by_state(**settings: Any) -> Made:
     return Made(steps[2], f"adamw:lr={LR},wd={WD}", before=steps[1], state=state)
 
 
+def uncounted(settings: dict[str, Any], more: str = "") -> Made:
+    """Return a second step of SGD with the state of before it, as torch saves that."""
+    made = momentum(settings, f"{SGD},momentum=0.9{more}")
+    assert made.state is not None
+    return replace(made, state={key: x for key, x in made.state.items() if key != "step"})
+
+
 def at_rate(lr: float, wd: float) -> Made:
     """Return torch's AdamW at a rate of fine-tuning: 1 - lr * wd is then a coarse float32."""
     made = torch_steps(lambda t, p: t.optim.AdamW([x for _, x in p], lr=lr, weight_decay=wd))
@@ -362,6 +369,9 @@ INNOCENTS: dict[str, Callable[[], Made]] = {
     "SGD, clipped": lambda: Made(
         torch_steps(sgd, clip=CLIP)[0][0], f"{SGD},clip={CLIP}", grads=gradients(1)),
     "SGD with momentum": lambda: momentum({"momentum": 0.9}, f"{SGD},momentum=0.9"),
+    "SGD, a state before that counts no steps": lambda: uncounted({"momentum": 0.9}),
+    "SGD, Nesterov, a state before that counts no steps": lambda: uncounted(
+        {"momentum": 0.9, "nesterov": True}, ",nesterov=true"),
     "SGD, Nesterov": lambda: momentum(
         {"momentum": 0.9, "nesterov": True}, f"{SGD},momentum=0.9,nesterov=true"),
     **{
