@@ -138,7 +138,7 @@ def test_ids_that_a_trace_was_not_run_on_are_refused() -> None:
 def other_template(demo_model: Path, tmp_path: Path) -> Path:
     """Return the model with another chat template: both compute the same."""
     for file in demo_model.iterdir():
-        if file.name != "chat_template.jinja":
+        if file.is_file() and file.name != "chat_template.jinja":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     return tmp_path

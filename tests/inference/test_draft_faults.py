@@ -56,17 +56,19 @@ class Fault:
     """One fault, and the cause that `diagnose` finds beside the sound model; "" for none.
 
     `shown`: it says how to see what comes of it, though the model itself answers as before.
+    `rewritten`: it says how to write the folder anew from the sound one instead.
     """
 
     name: str
     change: Callable[[State], None]
     cause: str
     shown: bool = True
+    rewritten: bool = False
 
 
 FAULTS = (
-    Fault("another encoding", encoding, "dtype_mislabel"),
-    Fault("norms shifted twice", norms, "norm_offset"),
+    Fault("another encoding", encoding, "dtype_mislabel", rewritten=True),
+    Fault("norms shifted twice", norms, "norm_offset", rewritten=True),
     Fault("wrong embedding", embedding, "extra_tensor", shown=False),
     Fault("halves exchanged", halves, ""),
 )
@@ -114,6 +116,8 @@ def test_a_fault_leaves_it_dead(fault: Fault, tmp_path: Path) -> None:
         with open_model(folder) as model:
             assert all(is_draft_head(model, each.where) for each in found.findings)
         steps = {f"aprfmt eval {folder} --draft --text TEXT"} if fault.shown else {""}
+        if fault.rewritten:
+            steps = {f"aprfmt convert {SOUND} broken-fixed"}
         assert {each.next for each in found.findings} == steps
 
 
