@@ -22,6 +22,7 @@ from aprfmt.measure.verdicts import Level
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.renames import Rename
+from aprfmt.tensors.stats import compute_stats
 from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
 from aprfmt.training.computed import BatchNumbers as BatchNumbers
@@ -158,15 +159,13 @@ class _Step:
         self.left: list[NotCompared] = []
         self.gradients: dict[str, ArrayFacts] = {}
         self.compared: dict[str, _Compared] = {}
-        self.made_again: set[str] = (
-            set()
-        )  # updates that the state before the step and gradients give
+        # Keys of updates that a state without step counts gives as that of before the step.
+        self.made_again: set[str] = set()
         self.pairs = pairs_of(self.parameters)
         self.recipe = self._recipe()
-        for saved, kind in ((self.given, "gradient"),):
-            names = () if saved is None else saved.unplaced
-            why = "it is of no parameter of the model"
-            self.left += [NotCompared(kind, name, "unreadable", why) for name in names]
+        why = "it is of no parameter of the model"
+        names = () if self.given is None else self.given.unplaced
+        self.left += [NotCompared("gradient", name, "unreadable", why) for name in names]
 
     def report(self, updates: bool) -> StepReport:
         """Return the report; `updates`: there is a checkpoint after the step."""
@@ -266,11 +265,10 @@ class _Step:
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
         if self.state is None or self.recipe is None or self.recipe.step is None:
-            return Held(gradient, others=others, idle=self._idle(parameter))
+            return Held(gradient, others=others, idle=self._idle(parameter.key))
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
         steps = self.recipe.step if self.state.steps is None else self.state.steps
-        after = steps == self.recipe.step
-        return Held(gradient, first, second, steps, after, others)
+        return Held(gradient, first, second, steps, self._has_state_after(), others)
 
     def _judge_update(self, parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
         """Return the verdict on an update; a state that counts no steps may be that of before."""
@@ -285,13 +283,13 @@ class _Step:
         self.made_again.add(parameter.key)
         return other
 
-    def _idle(self, parameter: Parameter) -> bool:
-        """Say whether a parameter is A of a pair whose B is zero before the step.
+    def _idle(self, key: str) -> bool:
+        """Return whether a parameter is A of a pair whose B is zero before the step.
 
         The gradient of A is B times something, that of B is A times something.
         """
-        other = self.pairs.get(parameter.key)
-        return parameter.key.endswith(".lora_a") and other is not None and is_zero(other.before)
+        other = self.pairs.get(key)
+        return key.endswith(".lora_a") and other is not None and is_zero(other.before)
 
     # --- one parameter ---------------------------------------------------------------------
 
@@ -476,7 +474,7 @@ class _Step:
                 continue
             if moved[other]:
                 # A beside a B of zero has no gradient. Where no A moves, that may be meant so.
-                if not self._idle_key(key) and (key.endswith(".lora_b") or ".lora_a" in some):
+                if not self._idle(key) and (key.endswith(".lora_b") or ".lora_a" in some):
                     half.append(key)
             elif some:
                 whole.append(key)
@@ -496,9 +494,6 @@ class _Step:
         if self.state is None or self.recipe is None or self.recipe.step is None:
             return False
         return self.state.steps in (None, self.recipe.step)
-
-    def _idle_key(self, key: str) -> bool:
-        return key.endswith(".lora_a") and is_zero(self.pairs[key].before)
 
     def _remark(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
         """Note what was found and is no fault; what the type hides was not compared."""
@@ -527,8 +522,7 @@ class _Step:
         if every:
             self.notes.append(
                 f"norms and biases decay, as all weights do: {short_keys(every)} "
-                f"(decay_on=matrices "
-                "says that they should not)"
+                "(decay_on=matrices says that they should not)"
             )
         bounds = {one.clipped for one in judged.values() if one.clipped is not None}
         for bound in sorted(bounds):
@@ -571,19 +565,8 @@ def _settings(state: OptimizerState) -> dict[str, float]:
 
 def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> ArrayFacts:
     """Return the size of an array and of its numbers."""
-    squares = largest = 0.0
-    zeros = wrong = 0
-    flat = values.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-        part = flat[start : start + CHUNK].astype(np.float64)
-        finite = np.isfinite(part)
-        if not finite.all():
-            wrong += int((~finite).sum())
-            part = part[finite]
-        squares += float(np.square(part).sum())
-        largest = max(largest, float(np.abs(part).max(initial=0.0)))
-        zeros += int(np.count_nonzero(part == 0))
-    return ArrayFacts(squares**0.5, largest, zeros, wrong)
+    found = compute_stats(values)
+    return ArrayFacts(found.l2 or 0.0, found.absmax or 0.0, found.zeros, found.nan + found.inf)
 
 
 # --- causes -------------------------------------------------------------------------------------

@@ -203,17 +203,14 @@ def _alike(
         if np.array_equal(values, other, equal_nan=True):
             continue
         apart = finite_distance(other, values)
-        if (
-            apart > NEAR
-            or values.dtype.kind in "iub"
-            or not np.array_equal(np.isfinite(values), np.isfinite(other))
-        ):
+        if apart > NEAR or values.dtype.kind in "iub" or not _finite_alike(values, other):
             unequal.append(Unequal(name, axis, (ranks[0], rank), apart))
             break
     return JoinedArray(name, first.shape, first.dtype, first.read, "replicated")
 
 
 def _finite_alike(x: Numbers, y: Numbers) -> bool:
+    """Return whether the same elements of both are finite."""
     return np.array_equal(np.isfinite(x), np.isfinite(y))
 
 
