@@ -7,13 +7,10 @@ from typing import Any
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.protocols import Value
 from aprfmt.model import Model
+from aprfmt.model.config_paths import GONE, Changes, Key, with_changes
 from aprfmt.model.renames import RenamedSource
 
-GONE = object()  # the key has to go
 IN_FILES = "safetensors"  # the key style whose values stand in a config.json
-
-Key = tuple[str, ...]
-Changes = Mapping[Key, Any]
 
 
 def differing_keys(
@@ -43,20 +40,3 @@ def read_with(b: Model, changes: Changes) -> Model:
     assert b.folder is not None
     config = with_changes(b.folder.config or {}, changes)
     return Model(b.source, replace(b.folder, config=config), b.forced, b.allow_missing)
-
-
-def with_changes(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Return a copy of nested values with keys set, or taken out."""
-    made = dict(values)
-    inner: dict[str, dict[Key, Any]] = {}
-    for key, value in changes.items():
-        if len(key) > 1:
-            inner.setdefault(key[0], {})[key[1:]] = value
-        elif value is GONE:
-            made.pop(key[0], None)
-        else:
-            made[key[0]] = value
-    for name, rest in inner.items():
-        held = made.get(name)
-        made[name] = with_changes(held if isinstance(held, Mapping) else {}, rest)
-    return made

@@ -10,13 +10,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from aprfmt.base.protocols import Value
-from aprfmt.diagnosis.config_changes import GONE, Changes, Key, differing_keys, read_with
+from aprfmt.diagnosis.config_changes import differing_keys, read_with
 from aprfmt.diagnosis.packing_repairs import CLAIMS, GROUPS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
+from aprfmt.model.config_paths import GONE, Changes, Key
 from aprfmt.tensors.companions import key_of_section, quantization_section
 
 _GONE = 0.8  # of the distance at most is left with the key that mends

@@ -1,13 +1,11 @@
 """A configuration that cannot be read, beside one that can: which key was lost or changed."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
-from aprfmt.diagnosis.config_changes import GONE, Key, differing_keys, read_with
+from aprfmt.diagnosis.config_changes import differing_keys, read_with
 from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.mixing import make_pair
@@ -18,6 +16,7 @@ from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
+from aprfmt.model.config_paths import GONE, Key, value_at_path
 
 _MOST = 64  # differing keys that are tried
 
@@ -93,7 +92,7 @@ def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) ->
     key = ".".join(path)
     name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"
-    value = _value_at(good.config, path)
+    value = value_at_path(good.config, path)
     return Finding(
         cause,
         f"{label}'s configuration does not fit its tensors: {key} is {value} in {other} and "
@@ -137,9 +136,3 @@ def _cause_of_key(model: Model, path: Key) -> str:
             return hyper_causes().get(name, "")
     nested = next((key for key in read if key.startswith(f"{path[0]}.") and len(path) > 1), "")
     return hyper_causes().get(read.get(nested, ""), "")
-
-
-def _value_at(config: Any, path: Key) -> Any:
-    for key in path:
-        config = config.get(key) if isinstance(config, Mapping) else None
-    return config

@@ -7,13 +7,14 @@ stand; what makes every shape right is the value that was lost.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.model.config_paths import value_at_path, with_changes
 from aprfmt.model.relations import Relation, opening_path
 from aprfmt.model.renames import RenamedSource, command_line
 
@@ -71,7 +72,7 @@ def with_key(model: "Model", key: str, value: Value) -> "Model":
     """Return a model that reads the same files with one key of its configuration changed."""
     source, folder = model.source, model.folder
     if folder is not None and folder.config is not None:
-        folder = replace(folder, config=_with_value(folder.config, key.split("."), value))
+        folder = replace(folder, config=with_changes(folder.config, {(*key.split("."),): value}))
     else:
         keyed = RenamedSource(source, ())
         keyed.metadata = {**source.metadata, key: value}
@@ -83,17 +84,8 @@ def value_at(model: "Model", key: str) -> Value:
     """Return the value of a configuration's key, None where it has none."""
     if model.folder is None or model.folder.config is None:
         return model.metadata.get(key)
-    found: Any = model.folder.config
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
+    found: Value = value_at_path(model.folder.config, (*key.split("."),))
     return found
-
-
-def _with_value(config: Mapping[str, Value], path: list[str], value: Value) -> dict[str, Value]:
-    """Return a copy of a configuration with another value at a path."""
-    inner = config.get(path[0])
-    below = inner if isinstance(inner, Mapping) else {}
-    return {**config, path[0]: value if len(path) == 1 else _with_value(below, path[1:], value)}
 
 
 def _proposed_values(found: "Resolution") -> Iterator[Keyed]:
