@@ -34,7 +34,7 @@ class EngineRun(Protocol):
         hashes: bool,
         logits_rows: "LogitRows",
     ) -> "AbstractContextManager[Trace]":
-        """Run `ids` where `choice` says; the trace's values can be fetched until it is left."""
+        """Run `ids` where `choice` says; the trace's values can be fetched inside the `with`."""
         ...
 
 

@@ -100,7 +100,7 @@ def dump_files(folder: Path) -> list[str]:
 
 
 def is_dump(folder: Path) -> bool:
-    """Say whether a folder holds arrays of several ranks or passes, as its files' paths say."""
+    """Return whether a folder holds arrays of several ranks or passes, by its files' paths."""
     if not folder.is_dir() or (folder / "config.json").is_file():
         return False
     if (folder / SPEC).is_file():
@@ -116,6 +116,7 @@ class RankSpec:
     """What `ranks.json` says: sizes of axes, and dims by patterns of names, the first that fits."""
 
     def __init__(self, folder: Path) -> None:
+        """Read ranks.json of a folder, if it is there; FormatError if it is not understood."""
         self.axes: dict[str, int] = {}
         self._dims: dict[str, str] = {}
         path = folder / SPEC
@@ -136,7 +137,7 @@ class RankSpec:
             self._dims[pattern] = dims
 
     def dims(self, name: str) -> str | None:
-        """Return the dims of an array, None where nothing is said of it."""
+        """Return the dims of an array; None if nothing is said of it."""
         from fnmatch import fnmatchcase
 
         return next((dims for key, dims in self._dims.items() if fnmatchcase(name, key)), None)
@@ -153,9 +154,9 @@ class _Rows:
 def read_dump(
     folder: Path, stack: ExitStack, widths_of: Callable[[Sequence[str]], PointWidths]
 ) -> Dump:
-    """Read a dump of several ranks or passes; FormatError says what is missing, or there twice.
+    """Return a dump with its ranks put together; FormatError if parts are missing or double.
 
-    `widths_of` gives what the model says of arrays by their names.
+    `widths_of` gives what the model says of arrays by their names. `stack` closes the files.
     """
     spec = RankSpec(folder)
     files = ArrayFiles(stack)
@@ -192,11 +193,11 @@ class _Axes:
     alias: Mapping[str, str]
 
     def place(self, ranks: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the coordinates of a rank."""
+        """Return the coordinates of a rank along the axes."""
         return tuple(ranks.get(axis, values[0]) for axis, values in self.values.items())
 
     def named(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
-        """Return dims with the axes that ranks are numbered by."""
+        """Return divisions with the axes that ranks are numbered by; None for None."""
         if dims is None:
             return None
         return tuple(
@@ -205,7 +206,10 @@ class _Axes:
 
 
 def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, int]) -> _Axes:
-    """Return the axes of a dump; FormatError names a rank that is missing."""
+    """Return the axes of a dump; FormatError names a rank that is missing.
+
+    `ranks` are the numbers of each rank by axis, `sizes` the sizes that files state.
+    """
     found: dict[str, list[int]] = {}
     alias: dict[str, str] = {}
     for axis in ("tp", "cp", "sp", "ep", "pp", "dp", RANK):
@@ -256,7 +260,10 @@ def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, 
 def _gathered(
     folder: Path, files: ArrayFiles
 ) -> tuple[list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], dict[str, int], list[str]]:
-    """Return all arrays with their step, the sizes of axes that files say, and what holds none."""
+    """Return (arrays, sizes of axes that files state, files without an array).
+
+    Each array comes as ((step, lists of its file), array).
+    """
     found: list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]] = []
     sizes: dict[str, int] = {}
     others: list[str] = []
@@ -285,7 +292,10 @@ def _gathered(
 def _of_one_file(
     place: DumpPlace, file: ArrayFile, sizes: dict[str, int]
 ) -> tuple[DumpPlace, str, dict[str, str]]:
-    """Return where a file's arrays belong, their dims, and their names -> as stored in it."""
+    """Return (where a file's arrays belong, their dims, {name: name in the file}).
+
+    Sizes of axes that the file states are added to `sizes`.
+    """
     meta = {
         key.removeprefix("meta."): value
         for key, value in file.values.items()
@@ -321,7 +331,7 @@ def _of_one_file(
 def _by_step(
     folder: Path, found: Sequence[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], axes: _Axes
 ) -> dict[int, _Rows]:
-    """Return the arrays by step, name and rank; FormatError where a rank has one twice."""
+    """Return the arrays by step, name and rank; FormatError if a rank has one twice."""
     steps: dict[int, _Rows] = {}
     origin: dict[tuple[int, str, tuple[int, ...]], str] = {}
     every: dict[tuple[int, ...], set[int]] = {}
@@ -355,6 +365,7 @@ def _by_step(
 
 
 def _words(axes: _Axes, at: Sequence[int]) -> str:
+    """Return the coordinates of a rank in words."""
     return " ".join(f"{axis} {number}" for axis, number in zip(axes.values, at, strict=True)) or (
         "the rank"
     )
@@ -369,7 +380,10 @@ def _joined_pass(
     spec: RankSpec,
     widths: PointWidths,
 ) -> tuple[Pass, list[Unequal]]:
-    """Return a pass with its ranks put together, and what ranks should hold alike and do not."""
+    """Return (a pass with its ranks put together, what ranks should hold alike and do not).
+
+    `stream` is the data-parallel rank whose requests are read.
+    """
     made = Pass(step, stream)
     made.texts = rows.texts
     order = list(axes.values)
@@ -424,7 +438,10 @@ def _whole(
     tokens: int | None,
     unequal: list[Unequal],
 ) -> JoinedArray:
-    """Join one array along every axis, the innermost first."""
+    """Return one array joined along every axis, the innermost first.
+
+    `parts` are by coordinates of their rank.
+    """
     held = dict(parts)
     for number, axis in enumerate(axes.values):
         groups: dict[tuple[int, ...], dict[int, JoinedArray]] = {}
@@ -444,7 +461,7 @@ def _whole(
 
 
 def _is_whole(name: str, group: Mapping[int, JoinedArray], widths: PointWidths) -> bool:
-    """Say whether ranks that have an array have all of it, as the first one has the logits."""
+    """Return whether ranks that have an array have all of it, as the first has the logits."""
     whole = widths.widths.get(name)
     each = {width_of(one.shape) for one in group.values()}
     return name.rpartition(".")[2] in BATCH or whole is None or all(one >= whole for one in each)
@@ -456,7 +473,10 @@ def _with_sums(
     parts: Mapping[str, Mapping[tuple[int, ...], JoinedArray]],
     widths: PointWidths,
 ) -> tuple[Pass, list[Unequal]]:
-    """Add up what was taken before an all-reduce: what follows it is equal on all ranks."""
+    """Return (the pass, what is still unequal) with products before an all-reduce added up.
+
+    An unequal product counts as such if what follows it is equal on all ranks.
+    """
     wrong = {one.name for one in unequal}
     alike = [name for name, one in made.arrays.items() if one.how == "replicated"]
     left = []
@@ -472,8 +492,8 @@ def _with_sums(
 def _late_outputs(passes: Sequence[Pass]) -> Iterator[Pass]:
     """Yield passes whose last outputs stand in the next pass's file, each with its own.
 
-    SGLang's hook writes a file when the inner model returns. What comes behind it, such as the
-    logits, is in the next file: the first file lacks it and all others have it.
+    SGLang's hook writes a file when the inner model returns. What is computed after that, such as
+    the logits, is in the next file: the first file lacks it and all others have it.
     """
     for stream in dict.fromkeys(one.stream for one in passes):
         own = [one for one in passes if one.stream == stream]

@@ -54,7 +54,7 @@ def open_dump(
 
 
 def _batch(captures: Captures) -> Pass | None:
-    """Return arrays as a pass of several sequences; None where nothing says that there are."""
+    """Return arrays as a pass of several sequences; None if nothing says that there are."""
     kinds = {
         name: BATCH[last] for name in captures.shapes if (last := name.rpartition(".")[2]) in BATCH
     }
@@ -73,6 +73,7 @@ def _batch(captures: Captures) -> Pass | None:
         return None
 
     def array(name: str) -> JoinedArray:
+        """Return a captured array by its name, unread."""
         return JoinedArray(
             name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
         )
@@ -92,6 +93,7 @@ def _with_parts(captures: Captures, widths_of: WidthsOf) -> Captures:
         return captures
 
     def array(name: str) -> JoinedArray:
+        """Return a captured array by its name, unread."""
         return JoinedArray(
             name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
         )
@@ -108,6 +110,7 @@ def _with_parts(captures: Captures, widths_of: WidthsOf) -> Captures:
 def _one_sequence(
     path: Path, dump: Dump, ids: Sequence[int] | None, widths_of: WidthsOf
 ) -> Captures:
+    """Return one sequence's arrays under transformers' names; FormatError if it is unclear."""
     try:
         found = align(dump, ids)
     except FormatError as error:
@@ -131,7 +134,7 @@ def _one_sequence(
 
 
 def _facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[str, Any]:
-    """Return what is said of a dump: its ranks, how they were joined, the pass of each token."""
+    """Return what a trace says of a dump: ranks, how they were joined, the pass of each token."""
     return {
         "ranks": dict(dump.axes),
         "layouts": dict(dump.layouts),
@@ -154,7 +157,10 @@ def _facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[st
 
 
 def _widths(model: Model | None) -> WidthsOf:
-    """Return what gives the sizes of whole arrays by their names; none without a model."""
+    """Return a function from array names to the sizes of whole arrays.
+
+    Without a model the sizes are not known.
+    """
     if model is None:
         return lambda names: PointWidths()
     known = point_instances(model.spec.block, model.hyper, model.roles)
@@ -166,6 +172,7 @@ def _widths(model: Model | None) -> WidthsOf:
     }
 
     def of_names(names: Sequence[str]) -> PointWidths:
+        """Return the sizes, parts and points that the model gives arrays of these names."""
         gated = has_engine_modules(names)
         base = {
             name: module_name(name.removesuffix(".0").removesuffix(".1"), gated, {})

@@ -45,13 +45,17 @@ class EngineNames:
 def under_module_names(
     arrays: Mapping[str, JoinedArray], rows: Mapping[str, tuple[int, ...]]
 ) -> EngineNames:
-    """Return arrays under transformers' module paths; hidden and residual are added up."""
+    """Return arrays under transformers' module paths; hidden and residual are added up.
+
+    `rows` are the positions of an array's rows, where these are not all.
+    """
     made: dict[str, JoinedArray] = {}
     own: dict[str, tuple[int, ...]] = {}
     notes: list[str] = []
     overwritten = 0
 
     def put(name: str, array: JoinedArray, stored: str) -> None:
+        """Store an array under a name, unless the name is there already."""
         if name not in made:
             made[name] = replace(array, name=name)
             if stored in rows:
@@ -90,7 +94,7 @@ def split_joined(
     rows: Mapping[str, tuple[int, ...]],
     parts: Mapping[str, Sequence[tuple[int, int]]],
 ) -> tuple[dict[str, JoinedArray], dict[str, tuple[int, ...]]]:
-    """Return arrays with the results of joined modules cut into their parts, and their rows.
+    """Return (arrays with joined results cut into their parts, the rows of each).
 
     `parts` are (elements, elements of a head) of each part by name; what they do not fit stays.
     """
@@ -115,16 +119,20 @@ def split_joined(
 
 
 def _columns_of(array: JoinedArray, first: int, stop: int) -> Callable[[], Numbers]:
+    """Return a function that reads columns [first, stop) of an array."""
     return lambda: array.read()[..., first:stop]
 
 
 def has_engine_modules(names: Iterable[str]) -> bool:
-    """Say whether names are those of vLLM's or SGLang's modules, whose act_fn also multiplies."""
+    """Return whether names are of vLLM's or SGLang's modules, whose act_fn also multiplies."""
     return any(name.endswith((".gate_up_proj", ".self_attn.attn")) for name in names)
 
 
 def module_name(name: str, gated: bool, arrays: Mapping[str, JoinedArray]) -> str:
-    """Return an array's name as transformers has it; its own where the table has none."""
+    """Return an array's name as transformers has it, or its own if the table has none.
+
+    `gated`: act_fn is a gated product. Names that `arrays` has already are not used.
+    """
     for old, new in MODULES:
         if old.endswith("act_fn") and not gated:
             continue
@@ -144,7 +152,7 @@ def module_name(name: str, gated: bool, arrays: Mapping[str, JoinedArray]) -> st
 
 
 def _stream_before(norm: str) -> str:
-    """Return the name of the residual stream that a norm reads and gives back."""
+    """Return the name of the residual stream that a norm reads and gives back; "" if unknown."""
     found = re.fullmatch(r"(.*layers\.)(\d+)\.(input_layernorm|post_attention_layernorm)", norm)
     if found is None:
         return ""
@@ -154,9 +162,10 @@ def _stream_before(norm: str) -> str:
 
 
 def added(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
-    """Return the residual stream behind a layer."""
+    """Return the residual stream after a layer: hidden plus residual."""
 
     def read() -> Numbers:
+        """Return the sum in float32, or float64 if the hidden values are."""
         x, y = hidden.read(), residual.read()
         return x.astype(np.float64 if x.dtype == np.float64 else np.float32) + y
 
@@ -164,7 +173,7 @@ def added(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
 
 
 def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
-    """Say whether an array is the other one after a norm: a factor a row times one a column.
+    """Return whether `hidden` is `residual` after a norm: a factor a row times one a column.
 
     Without two rows and columns that cannot be seen.
     """

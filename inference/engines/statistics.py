@@ -31,7 +31,7 @@ MAX_BYTES, MAX_ROWS = 16 << 20, 1 << 16
 
 
 def _read_table(path: Path) -> bytes:
-    """Return the bytes of a table; FormatError where it is too large."""
+    """Return the bytes of a table; FormatError if it is too large."""
     with closing(MappedFile(path)) as file:
         if file.size > MAX_BYTES:
             raise FormatError(f"{path}: {file.size} bytes; at most {MAX_BYTES} of a table are read")
@@ -39,7 +39,7 @@ def _read_table(path: Path) -> bytes:
 
 
 def is_table(path: Path) -> bool:
-    """Say whether a file is a table of statistics."""
+    """Return whether a file is a table of statistics."""
     if not path.is_file() or path.suffix not in (".csv", ".json"):
         return False
     try:
@@ -49,7 +49,7 @@ def is_table(path: Path) -> bool:
 
 
 def _table_rows(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the columns of every name; {} if the file is not a table of statistics."""
+    """Return {name: its columns}; {} if the file is not a table of statistics."""
     if path.suffix == ".json":
         said = loads(_read_table(path), str(path), max_bytes=MAX_BYTES)
         said = said.get("statistics", said) if isinstance(said, dict) else said
@@ -97,7 +97,7 @@ def load_table(
 
 
 def _point_key(name: str, modules: ModuleMap) -> str | None:
-    """Return the key of the point that a name says, None for none."""
+    """Return the key of the point that a name says; None for none."""
     try:
         point, layer = parse_key(name)
     except UsageError:

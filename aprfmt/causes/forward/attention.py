@@ -50,14 +50,14 @@ Array = NDArray[Any]
 
 
 def _query_key_products(case: Mismatch, call: OperationCall) -> Array:
-    """Return q.k of every head without scale and softcap, float64."""
+    """Return q.k of every head without scale and softcap, float64 [heads, queries, keys]."""
     q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
     groups = q.shape[1] // k.shape[1]
     return np.asarray(np.einsum("thd,jhd->htj", q, np.repeat(k, groups, axis=1)))
 
 
 def known_entries(case: Mismatch) -> Array:
-    """Return a mask of the score entries that the trace has."""
+    """Return a bool mask, of the point's shape, of the score entries that the trace has."""
     seen = case.view.recorded
     assert seen is not None
     there = np.zeros(case.view.mine.shape, np.bool_)
@@ -70,7 +70,7 @@ def known_entries(case: Mismatch) -> Array:
 
 
 def score_scale_change(patched: PatchedModel, value: float) -> Change:
-    """Return the change that puts another factor on the scores."""
+    """Return the change that multiplies scores by `value` in place of the model's factor."""
     told = float(patched.hp["attn_scale"])
     return Change(
         "attention_scale",
@@ -82,7 +82,7 @@ def score_scale_change(patched: PatchedModel, value: float) -> Change:
 
 
 def find_score_scale(case: Mismatch) -> Iterator[Change]:
-    """Find the factor between q.k and the scores, after undoing the softcap."""
+    """Yield the change to the factor between q.k and the trace's scores, softcap undone."""
     call = case.call("scores")
     if call is None:
         return
@@ -120,7 +120,7 @@ def find_score_scale(case: Mismatch) -> Iterator[Change]:
 
 
 def _softcap_change(case: Mismatch, value: float | None) -> Change:
-    """Return the change to another cap on the scores."""
+    """Return the change to the softcap `value` on scores; None for no cap."""
     told, scale = case.patched.hp["attn_softcap"], float(case.patched.hp["attn_scale"])
     early = (
         told is not None and value is not None and math.isclose(value, told * scale, rel_tol=1e-3)
@@ -137,7 +137,7 @@ def _softcap_change(case: Mismatch, value: float | None) -> Change:
 
 
 def try_softcaps(case: Mismatch) -> Iterator[Change]:
-    """Try no cap, and the cap that gives the trace's largest scores."""
+    """Yield the changes to no cap, and to the cap that gives the trace's scores."""
     call = case.call("scores")
     if call is None:
         return
@@ -159,7 +159,10 @@ def try_softcaps(case: Mismatch) -> Iterator[Change]:
 
 
 def solve_cap(plain: Array, capped: Array) -> float | None:
-    """Return c with capped = c tanh(plain / c); None if there is no such c."""
+    """Return c with capped = c tanh(plain / c), or None if there is no such c.
+
+    `plain` and `capped` are 1-d; c is found by bisection on the 64 largest values.
+    """
     order = np.argsort(-np.abs(plain))[:64]
     x, y = np.abs(plain[order]), np.abs(capped[order])
     use = (x > 0) & (y < x * (1 - 1e-6)) & (y > 0)
@@ -180,11 +183,16 @@ def solve_cap(plain: Array, capped: Array) -> float | None:
 
 
 def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
-    """Return a patch: query head h reads key and value head mapping[h]."""
+    """Return a patch function: query head h reads key and value head mapping[h].
+
+    `keys` and `values` say which of the two are read that way.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this mapping in `layers`."""
+
         def read(what: str, layer: int, own: Any) -> Any:
-            """Return the heads read; a layer with fewer of them has another mapping."""
+            """Return the heads read; `own` if the layer has too few for the mapping."""
             chosen = keys if what == "k" else values
             return own[:, mapping] if chosen and mapping.max() < own.shape[1] else own
 
@@ -196,9 +204,10 @@ def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> A
 def head_mapping_changes(
     patched: PatchedModel, chosen: Callable[[Array, int], list[Array]]
 ) -> Iterator[Change]:
-    """Yield the changes to other mappings of query heads to key heads, values and both.
+    """Yield changes to other mappings of query heads to key heads, value heads and both.
 
-    `chosen` returns them, of the model's own [query heads] and the number of key heads.
+    `chosen` is called with the model's mapping [query heads] and the number of key heads, and
+    returns the mappings to try.
     """
     n_heads, n_kv = int(patched.hp["n_heads"]), int(patched.hp["n_kv_heads"])
     if not 1 < n_kv < n_heads:
@@ -221,7 +230,7 @@ def head_mapping_changes(
 
 
 def find_head_mapping(case: Mismatch) -> Iterator[Change]:
-    """Find which key head each query head reads."""
+    """Yield changes to the mapping of query heads to key heads that the scores show."""
     hp, layer = case.patched.hp, case.layer
     usual = layer < 0 or kv_heads(hp, layer) == hp["n_kv_heads"]
     if usual and case.call("scores", "mix") is not None:
@@ -231,7 +240,10 @@ def find_head_mapping(case: Mismatch) -> Iterator[Change]:
 
 
 def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
-    """Return the mappings to try: the one that the scores show, or usual ones without scores."""
+    """Return mappings to try: the one that the scores show, or usual ones without scores.
+
+    `own` is the model's mapping. An empty list means that a query head's scores fit no key head.
+    """
     n_heads = len(own)
     chosen = [np.arange(n_heads) % n_kv, own[::-1].copy()]
     call = case.call("scores")
@@ -255,18 +267,18 @@ def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
 
 
 def attend_with_mask(mask: Array) -> Any:
-    """Return a patch: attention with another mask [tokens, keys]."""
+    """Return a patch function: attention with another bool mask [tokens, keys]."""
     return lambda patched, layers: change_head_fields(patched, layers, mask=mask)
 
 
 def _causal_mask(case: Mismatch) -> Array:
-    """Return the causal mask [tokens, keys] of the pass's tokens."""
+    """Return the causal bool mask [tokens, keys] of the pass's tokens."""
     query = np.arange(case.tokens)[:, None]
     return np.arange(case.tokens) <= query
 
 
 def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
-    """Return the change to attention that reaches `window` tokens."""
+    """Return the change to attention that sees the last `window` tokens; None for all of them."""
     told = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
     seen = _causal_mask(case)
     if window is not None:
@@ -288,7 +300,10 @@ def _layer_has_window(case: Mismatch) -> bool:
 
 
 def _recorded_mask(case: Mismatch) -> Array | None:
-    """Return a mask of the keys with probabilities above zero; None if the trace has none."""
+    """Return the bool mask [tokens, keys] of recorded probabilities above zero.
+
+    None unless the trace has the probabilities of all tokens and keys.
+    """
     call = case.call("probs")
     theirs = None if call is None else case.part(call)
     if theirs is None or len(case.rows) != case.tokens or case.view.mine.shape[2] != case.tokens:
@@ -297,7 +312,7 @@ def _recorded_mask(case: Mismatch) -> Array | None:
 
 
 def find_window(case: Mismatch) -> Iterator[Change]:
-    """Derive the window from the probabilities, or from the first row that differs."""
+    """Yield the change to the window that probabilities or the first differing row show."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     if case.patched.spec.block.attends == "all":
@@ -329,11 +344,18 @@ def find_window(case: Mismatch) -> Iterator[Change]:
 
 
 def _try_chunks(case: Mismatch) -> Iterator[Change]:
-    """Try no chunks, windows of their size, and the size that the first row that differs shows."""
+    """Yield changes of chunked attention: no chunks, a window of that size, or other chunks.
+
+    The other size is the first row that differs.
+    """
     told = int(case.patched.hp["sliding_window"])
     says = f"; the model says chunks of {told}"
 
     def change(size: int | None, reach: str) -> Change:
+        """Return the change to chunks of `size` tokens; None for no chunks.
+
+        `reach` says the size in words.
+        """
         return Change(
             "sliding_window",
             f"attention reaches {reach}{says}",
@@ -363,7 +385,7 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
 
 
 def try_masks(case: Mismatch) -> Iterator[Change]:
-    """Try no mask, a mask that hides a query's own token, and the mask of the probabilities."""
+    """Yield changes to no mask, to one that hides a query's own token, or to the recorded one."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     pattern = _recorded_mask(case)

@@ -1,4 +1,4 @@
-"""Cuts: the points through which an earlier point acts on all that follows, and what they show."""
+"""Cut points: later capture points through which a point reaches all that follows, and tests."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,10 @@ BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
 
 
 def cut_keys(key: str) -> Iterator[str]:
-    """Yield the keys, nearest first, through which a point acts on everything after it."""
+    """Yield the trace keys, nearest first, through which a point reaches everything after it.
+
+    Yields nothing for points of the residual stream and for points of whole numbers (experts).
+    """
     point, layer = parse_key(key)
     if layer < 0 or point in STREAM or point in DISCRETE:
         return
@@ -35,7 +38,10 @@ def cut_keys(key: str) -> Iterator[str]:
 
 
 def agrees_without(case: Mismatch, cut: str) -> bool:
-    """Say whether a later point agrees if nothing between is taken from the trace."""
+    """Return whether point `cut` agrees if no point before it is read from the trace.
+
+    The points are those from the mismatch up to `cut`. False if the trace lacks `cut`.
+    """
     if not case.recorded.has(cut) or not {cut, case.view.key} <= case.patched.points.keys():
         return False
     keys = list(case.patched.points)
@@ -45,7 +51,7 @@ def agrees_without(case: Mismatch, cut: str) -> bool:
 
 
 def is_computed_from(later: str, earlier: str) -> bool:
-    """Say whether a point is computed from an earlier one (and not beside it)."""
+    """Return whether point `later` is computed from `earlier`; False for parallel branches."""
     (a, layer), (b, own) = parse_key(later), parse_key(earlier)
     if layer != own:
         return True
@@ -61,9 +67,9 @@ def is_computed_from(later: str, earlier: str) -> bool:
 
 
 def recorded_values_are_used(case: Mismatch) -> bool:
-    """Say whether what follows was computed from the recorded values, and not from the reference's.
+    """Return whether the nearest later point in the trace was computed from the recorded values.
 
-    Then they are what the engine computed with, and were not taken at another point.
+    If so, the engine really computed with them, and they were not taken at another point.
     """
     for cut in cut_keys(case.view.key):
         view = case.found.views.get(cut)

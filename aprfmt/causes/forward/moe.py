@@ -34,14 +34,14 @@ MAX_TRIES = 5000  # assignments of experts to choices tried for a token
 
 
 def _is_routed_layer(case: Mismatch) -> bool:
-    """Return whether the diverging point lies behind a router."""
+    """Return whether the differing point comes after a router of its layer."""
     return case.view.point in ("experts", "expert_w", "moe_out", "ffn_contrib", "out") and bool(
         case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
     )
 
 
 def usual_routing_rules(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the rules of choosing and weighting experts to try: what each says, and its values."""
+    """Return (sentence, hyperparameters) of the rules of choosing experts that are tried."""
     tries: list[tuple[str, Mapping[str, Any]]] = [
         (
             "the chosen experts' weights are "
@@ -68,7 +68,7 @@ def usual_routing_rules(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, A
 
 
 def try_routing_rules(case: Mismatch) -> Iterator[Change]:
-    """Try other rules for choosing and weighting experts."""
+    """Yield changes of the rules for choosing and weighting experts."""
     if not _is_routed_layer(case):
         return
     for says, values in usual_routing_rules(case.patched.hp):
@@ -88,17 +88,18 @@ def without_choice_correction(patched: PatchedModel) -> Iterator[Change]:
 
 
 def routed_scale_change(patched: PatchedModel, value: float) -> Change:
-    """Return the change to another common factor on the experts' weights."""
+    """Return the change of the common factor on the experts' weights to `value`."""
     told = float(patched.hp["routed_scale"])
     says = f"routed experts are weighted by {value:g}; the model says {told:g}"
     return hyper_change("moe_routing", says, routed_scale=value)
 
 
 def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
-    """Find a common factor on the experts' weights."""
+    """Yield the change to the common factor on the experts' weights that the trace shows."""
     told = float(case.patched.hp["routed_scale"])
 
     def change(value: float) -> Change:
+        """Return the change of the common factor to `value`."""
         return routed_scale_change(case.patched, value)
 
     if case.view.point == "expert_w":
@@ -112,7 +113,7 @@ def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
 
 
 def find_expert_order(case: Mismatch) -> Iterator[Change]:
-    """Find the order of the experts: whose outputs add up to the trace's value."""
+    """Yield the change to the order of the experts whose outputs add up to the trace's value."""
     if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _is_routed_layer(case):
         return
     patched, layer = case.patched, case.layer
@@ -141,7 +142,11 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
 
 
 def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
-    """Return the expert behind each number, by a vote of the tokens; None if no mapping wins."""
+    """Return the stored expert that was used for each number; None if no mapping wins.
+
+    Every token votes for the experts whose weighted outputs give its value in the trace. Experts
+    that no token chose keep their number, or get one that is left.
+    """
     tokens = case.tokens
     outputs = _all_expert_outputs(case, count)
     if outputs is None:
@@ -188,7 +193,7 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
 
 
 def _experts_in_order(case: Mismatch) -> list[int]:
-    """Return the experts in the order in which the pass added them."""
+    """Return the experts in the order in which the pass added their outputs."""
     found: list[int] = []
     for call in case.view.calls:
         if call.op == "linear" and "ffn_down_exps.weight[" in call.args[1].key:
@@ -197,7 +202,7 @@ def _experts_in_order(case: Mismatch) -> list[int]:
 
 
 def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
-    """Return every expert's output for all tokens, by the reference's own arithmetic."""
+    """Return every expert's output [tokens, hidden], float64; None if its input is not known."""
     patched, layer = case.patched, case.layer
     view = case.found.views.get(f"L{layer}.ffn_norm") or case.found.views.get(f"L{layer}.mid")
     if view is None:
@@ -214,6 +219,7 @@ def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
     )
 
     def product(role: str, expert: int, inputs: Any) -> Any:
+        """Return the product of an expert's weight of this role with inputs, bias added."""
         y = patched.backend.linear(
             inputs, patched.weights.of(layer, f"{role}.weight").expert(expert), None
         )

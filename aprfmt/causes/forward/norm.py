@@ -32,7 +32,11 @@ EPS = tuple(10.0**-k for k in range(1, 13))
 def eps_change(
     patched: PatchedModel, eps: float, name: str = "norm_eps", point: str = "", seen: str = ""
 ) -> Change:
-    """Return the change of epsilon in all norms, or in the one at `point`, `seen` behind it."""
+    """Return the change of the norms' epsilon to `eps`.
+
+    `name` is the hyperparameter. With `point` only the norm after that capture point is changed,
+    and `seen` is the point by which the sentence names it.
+    """
     which = f"the norm at {seen} alone adds" if point else "the norms add"
     return Change(
         "norm_eps", f"{which} eps {eps:g} where the model says {patched.hp[name]:g}", (name,),
@@ -41,13 +45,19 @@ def eps_change(
 
 
 def _eps_change_here(case: Mismatch, eps: float, point: str = "") -> Change:
-    """Return the change of the norm that is looked at."""
+    """Return the change of epsilon of the norm before the differing point.
+
+    With `point` only the norm after that capture point is changed.
+    """
     name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
     return eps_change(case.patched, eps, name, point, case.view.point)
 
 
 def find_eps(case: Mismatch) -> Iterator[Change]:
-    """Solve every row's ratio for epsilon; the row with the smallest mean square is most exact."""
+    """Yield changes to the epsilon that the norm's rows show, for all norms and for this one.
+
+    The rows with the smallest mean square give the most exact value.
+    """
     call = case.call(*NORMS)
     if call is None:
         return
@@ -92,7 +102,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 
 
 def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
-    """Try the weight plus 1 and minus 1 (gemma files differ in this), everywhere or here alone."""
+    """Yield changes to the norm weight plus 1 and minus 1 (gemma), everywhere and here alone."""
     call = case.call(*NORMS)
     if call is not None:
         yield from norm_offset_changes()
@@ -101,19 +111,19 @@ def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
 
 
 def norm_offset_changes() -> Iterator[Change]:
-    """Yield the changes to weights of norms that are larger, or smaller, by 1."""
+    """Yield the changes to all norms' weights plus 1 and minus 1."""
     for plus in (1, -1):
         yield _norm_offset_change(plus)
 
 
 def norm_offset_changes_by_place(patched: PatchedModel) -> Iterator[Change]:
-    """Yield norms in one place that lack the 1 that the others add, or add one that none does."""
+    """Yield changes to norms in one place that add 1 where the others do not, or the reverse."""
     for points in norm_places(patched):
         yield _norm_offset_change(-1 if patched.spec.block.norm_offset else 1, points)
 
 
 def _norm_offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
-    """Return the change of all norms, or of those behind points, by 1."""
+    """Return the change of norm weights by `plus`, in norms after `points` (empty: in all)."""
     which = (
         f"{norm_name(points)} {'multiplies by its' if len(points) == 1 else 'multiply by their'}"
     )
@@ -127,7 +137,7 @@ def _norm_offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
 
 
 def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
-    """Return the places of a model's norms, each by the points that its norms stand behind."""
+    """Return the places of a model's norms, each as the capture points that its norms follow."""
     block = patched.spec.block
     held = {row.point.name for row in patched.points.values() if not row.absent}
     found = {"out"} if "output_norm.weight" in patched.weights else set()
@@ -146,13 +156,13 @@ def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
 
 
 def norm_name(points: tuple[str, ...]) -> str:
-    """Return what norms behind these points are called, all norms for none."""
+    """Return what norms after these capture points are called; "the norms" for none."""
     names = dict.fromkeys(PLACES.get(point, f"behind {point}") for point in points)
     return f"the norm{'' if len(points) == 1 else 's'} {' and '.join(names)}".strip()
 
 
 def find_norm_weight(case: Mismatch) -> Iterator[Change]:
-    """Solve a norm's weight: the ratio of each column is the same in every row."""
+    """Yield the change to the norm weight that the trace gives: one ratio a column in all rows."""
     call = case.call(*NORMS)
     if call is None:
         return
@@ -180,7 +190,10 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def _name_norm_weight(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
-    """Yield the change to a solved norm weight: another tensor, a multiple, or other values."""
+    """Yield the change to a solved norm weight: another tensor, a multiple, or other values.
+
+    `key` is the norm's weight, `stored` the solved values.
+    """
     own = np.asarray(case.patched.stored[key].numpy(), np.float64)
     for other in weights_of_same_shape(case.patched, key):
         if case.close(np.asarray(case.patched.stored[other].numpy(), np.float64), stored):
@@ -206,7 +219,7 @@ _ROLES = {
 
 
 def norm_key(case: Mismatch) -> str | None:
-    """Return the key of the norm's weight at the divergence; None if it has no weight."""
+    """Return the key of the norm's weight at the differing point; None if it has none."""
     role = _ROLES.get(case.view.point)
     if role is None:
         return None

@@ -69,7 +69,10 @@ EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a 
 
 
 def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
-    """Find the embedding rows that the trace used for the tokens."""
+    """Yield the change to the embedding rows that the trace used, if they are not the tokens'.
+
+    Single wrong rows are other token ids. Rows that are all shifted alike are a row offset.
+    """
     call = case.call("embed")
     if call is None or case.view.point not in ("embd", "embd_scaled") or len(case.view.calls) > 2:
         return
@@ -109,13 +112,19 @@ def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
 
 
 def token_ids_change(own: Array, read: Array) -> Change:
-    """Return the change to the rows of other tokens at some places."""
+    """Return the change to embedding rows of other tokens at some places.
+
+    `own` are the recorded ids and `read` the ids whose rows the run used, both int arrays.
+    """
     at = np.flatnonzero(own != read)
     shown = [f"token {i} is {own[i]} in the records, and the run read {read[i]}" for i in at[:4]]
     more = f", and {len(at) - 4} more" if len(at) > 4 else ""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model that embeds the ids `read`; `layers` is not used."""
+
         def override(op: Any, at_: Any, table: Any, ids: Any) -> Any:
+            """Return the embedding of the ids `read`; other tables are read as they were."""
             same = table.key == "token_embd.weight" and len(ids) == len(read)
             return op(table, read if same else ids)
 
@@ -129,7 +138,7 @@ def token_ids_change(own: Array, read: Array) -> Change:
 
 
 def usual_token_type_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield other rows of the table of token types, and none; none of a model without types."""
+    """Yield changes to other rows of the token type table, and to none; none without the table."""
     weight = patched.weights.get_role(None, "token_types.weight")
     if weight is None:
         return
@@ -150,15 +159,16 @@ def usual_token_type_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def try_token_types(case: Mismatch) -> Iterator[Change]:
-    """Try other rows of the token types before the first layer's points."""
+    """Yield changes of the token types, at points up to the first layer."""
     if case.layer <= 0:
         yield from usual_token_type_mistakes(case.patched)
 
 
 def find_dropout(case: Mismatch) -> Iterator[Change]:
-    """Find values that were dropped: some are zero, all others are larger by one factor.
+    """Yield the change to the dropout that the trace shows: some values zero, the others scaled.
 
-    The factor is found on even rows. It is that of the share that was dropped, 1 / (1 - p).
+    The factor is found on even rows and judged on odd ones. It is that of the share that was
+    dropped, 1 / (1 - p).
     """
     call = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
     if call is None or not case.exact(call):
@@ -186,7 +196,10 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     made = rest + np.where(drops, 0.0, factor * ours)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose operation here gives the dropped values."""
+
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the dropped values for this one call, else the operation's result."""
             y = op(*args, **kwargs)
             here = at == call.at and y.shape == made.shape
             return np.asarray(made, y.dtype) if here else y
@@ -201,13 +214,13 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
 
 
 def factor_change(name: str, value: float, told: float) -> Change:
-    """Return the change to another factor."""
+    """Return the change of the multiplier `name` to `value`; `told` is the model's own value."""
     says = f"{name} is {value:.9g}; the model says {told:.9g}"
     return hyper_change("multiplier", says, **{name: value})
 
 
 def find_factor(case: Mismatch) -> Iterator[Change]:
-    """Find one factor on the whole point, or on the value added to the stream."""
+    """Yield the change to one factor on the whole point, or on what is added to the stream."""
     name = FACTORS.get(case.view.point)
     scaled = case.call("scale")
     if scaled is not None and not case.exact(scaled):
@@ -239,7 +252,10 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
 
 
 def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]:
-    """Try common factors if the trace does not hold the scaled value itself."""
+    """Yield changes to common factors, for a trace that does not hold the scaled value itself.
+
+    `call` is the call of the operation `scale`; its place says which factor it is.
+    """
     name = (
         "embedding_scale"
         if call.at.point == "embd"
@@ -255,7 +271,10 @@ def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]
 
 
 def _find_added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
-    """Find one factor on what is added to the stream."""
+    """Yield the change to one factor on what is added to the residual stream.
+
+    `name` is the hyperparameter, `told` its value in the model.
+    """
     call = case.call("add")
     if call is None or not case.exact(call) or case.patched.hp["parallel_residual"]:
         return
@@ -267,7 +286,7 @@ def _find_added_factor(case: Mismatch, name: str, told: float) -> Iterator[Chang
 
 
 def try_residual_sums(case: Mismatch) -> Iterator[Change]:
-    """Leave out one summand, or give both sublayers the same input."""
+    """Yield changes that leave out one summand, or give both sublayers the same input."""
     adds = [call for call in case.calls("add") if not is_score_bias(call)]
     if case.layer < 0:
         return
@@ -304,7 +323,7 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
 
 
 def half_factor_change(patched: PatchedModel, half: str, value: float) -> Change:
-    """Return the change to another factor on what one half of a layer adds to the stream."""
+    """Return the change of residual_scale to `value` for one sublayer, `half` (attn or ffn)."""
     told = float(patched.hp["residual_scale"])
     names = {"attn": "attention", "ffn": "the MLP"}
     other = next(name for key, name in names.items() if key != half)
@@ -316,17 +335,20 @@ def half_factor_change(patched: PatchedModel, half: str, value: float) -> Change
 
 
 def usual_half_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield residual_scale on one half of a layer alone; none of a model without the factor."""
+    """Yield changes that leave out residual_scale on one sublayer; none if the model has none."""
     if float(patched.hp["residual_scale"]) != 1:
         for half in BEHIND:
             yield half_factor_change(patched, half, 1.0)
 
 
 def _scale_half(half: str, factor: float) -> Any:
-    """Return a patch: what one half of a layer adds is larger by a factor."""
+    """Return a patch function: what the sublayer `half` (attn or ffn) adds is multiplied."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this factor on the sublayer's result in `layers`."""
+
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            """Return a + factor * b for this sublayer's residual sum, else a + b."""
             inside = at.point in BEHIND[half] and b.ndim > 1
             return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
@@ -336,7 +358,10 @@ def _scale_half(half: str, factor: float) -> Any:
 
 
 def find_half_factor(case: Mismatch) -> Iterator[Change]:
-    """Try the factor of the residual on one half alone, and solve it where only the sum lies."""
+    """Yield changes of the residual factor on one sublayer: usual ones, then a solved one.
+
+    It is solved on even rows, and only where the point is the sum itself.
+    """
     if case.layer < 0 or case.call("add") is None:
         return
     yield from usual_half_factor_mistakes(case.patched)
@@ -354,7 +379,7 @@ def find_half_factor(case: Mismatch) -> Iterator[Change]:
 
 
 def parallel_change(patched: PatchedModel) -> Change:
-    """Return the change to sublayers in parallel where they stand in a row, or the reverse."""
+    """Return the change to attention and MLP in parallel, or to a sequence if they are parallel."""
     other = not patched.hp["parallel_residual"]
     says = "the MLP reads the stream after attention instead of the layer's input"
     if other:
@@ -363,7 +388,7 @@ def parallel_change(patched: PatchedModel) -> Change:
 
 
 def shared_norm_input_change() -> Change:
-    """Return the change to two norms that read one stream."""
+    """Return the change to a parallel layer whose two norms read the same residual stream."""
     return Change(
         "residual", "attention and MLP read one stream, each by its own norm, and are added "
         "together", ("residual", "parallel_residual"), share_norm_input, {"side_by_side": True},
@@ -371,17 +396,23 @@ def shared_norm_input_change() -> Change:
 
 
 def _sum_number(adds: Any, index: int) -> int:
-    """Return the number of this sum among the sums before the point."""
+    """Return how many of the sums before `adds[index]` are at the same location."""
     return sum(call.at == adds[index].at for call in adds[:index])
 
 
 def keep_one_summand(point: str, keep: int, turn: int) -> Any:
-    """Return a patch: the sum after a point keeps one summand only (1: what is added)."""
+    """Return a patch function: the sum after `point` keeps one summand only.
+
+    `keep`: 0 for the stream, 1 for what is added to it. `turn` is the number of the sum, from 0,
+    among sums at that location.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model that keeps one summand there in `layers`."""
         count: dict[Any, int] = {}
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            """Return the kept summand for the chosen sum, else a + b."""
             if at.point != point or b.ndim < 2:
                 return op(a, b)
             if count.get("at") != at:
@@ -397,12 +428,13 @@ def keep_one_summand(point: str, keep: int, turn: int) -> Any:
 
 
 def try_logit_caps(case: Mismatch) -> Iterator[Change]:
-    """Try no cap on the logits, and the cap that gives the trace's logits."""
+    """Yield the changes to no cap on the logits, and to the cap that the trace's logits show."""
     if case.view.point != "logits":
         return
     told = case.patched.hp["final_softcap"]
 
     def change(value: float | None) -> Change:
+        """Return the change of final_softcap to `value`; None for no cap."""
         capped = "not capped" if value is None else f"capped at {value:g}"
         model = "caps none" if told is None else f"says {told:g}"
         says = f"the logits are {capped}; the model {model}"

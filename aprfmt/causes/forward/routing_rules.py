@@ -40,7 +40,7 @@ class RoutingRule:
 
 
 def routing_rule_of(hp: Mapping[str, Any]) -> RoutingRule:
-    """Return a model's own rule."""
+    """Return the routing rule that a model's hyperparameters describe."""
     name, split = str(hp["router"]), int(hp["n_expert_groups"]) > 1
     if name == "softmax_topk":
         return RoutingRule("softmax", False, "none", "softmax of the chosen", False, True)
@@ -55,7 +55,11 @@ def routing_rule_of(hp: Mapping[str, Any]) -> RoutingRule:
 def route_by_rule(
     rule: RoutingRule, logits: Array, bias: Array | None, hp: Mapping[str, Any]
 ) -> Routing:
-    """Choose and weight experts by a rule; heaviest first, as every routing is."""
+    """Return a router's experts, weights and margin by a rule, heaviest expert first.
+
+    `logits` are [tokens, experts]; `bias` [experts] is the correction for the choice, or None.
+    The margin is the choice score between the last chosen expert and the first not chosen.
+    """
     scores = _softmax(logits) if rule.scores == "softmax" else 1 / (1 + np.exp(-logits))
     ranked = scores + bias if bias is not None and rule.biased else scores
     choice = _scores_of_chosen_groups(ranked, rule.groups, hp)
@@ -77,12 +81,16 @@ def route_by_rule(
 
 
 def _softmax(x: Array) -> Array:
+    """Return the softmax over the last axis."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
 def _scores_of_chosen_groups(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
-    """Return the scores for the choice: minus infinity for experts of groups that are out."""
+    """Return scores [tokens, experts], minus infinity for experts of groups not chosen.
+
+    `groups` says how groups are ranked: by the best expert, the two best, or the mean.
+    """
     count = int(hp["n_expert_groups"])
     if groups == "none" or count < 2 or ranked.shape[-1] % count:
         return ranked
@@ -114,7 +122,7 @@ def _expert_weights(
 
 
 def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRule]]:
-    """Yield what a wrong rule does, and the rule."""
+    """Yield (what a wrong rule does in words, the rule)."""
     hp, own = patched.hp, routing_rule_of(patched.hp)
     corrected = any(key.endswith(".exp_probs_b.bias") for key in patched.weights)
     yield "the router's logits are the experts' weights", replace(own, weights="logits", sums=False)
@@ -171,7 +179,7 @@ RANKED: Mapping[Ranking, str] = {
 
 
 def _wrong_rankings(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[str, RoutingRule]]:
-    """Yield wrong ways of ranking the experts, each in words."""
+    """Yield (words, rule) for each other way of ranking groups of experts; none without groups."""
     if int(hp["n_expert_groups"]) < 2:
         return
     for groups, words in RANKED.items():
@@ -191,22 +199,28 @@ def routing_rule_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def use_routing_rule(rule: RoutingRule) -> Any:
-    """Return a patch: experts are chosen and weighted by another rule."""
+    """Return a patch function: experts are chosen and weighted by another rule."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with taps at the router's points in `layers`."""
+
         def routed(patched: PatchedModel, layer: int, held: Mapping[str, Any]) -> Routing:
+            """Return the routing of a layer by the rule, from its recorded logits."""
             stored = patched.weights.get_role(layer, "exp_probs_b.bias")
             logits = np.asarray(patched.backend.to_numpy(held["router"]))
             bias = None if stored is None else stored.numpy().astype(logits.dtype, copy=False)
             return route_by_rule(rule, logits, bias, patched.hp)
 
         def experts(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the experts [tokens, used] that the rule chooses."""
             return routed(patched, layer, held).experts
 
         def weights(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the weights [tokens, used] that the rule gives."""
             return routed(patched, layer, held).weights
 
         def margin(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the choice margin [tokens] of the rule."""
             return routed(patched, layer, held).margin
 
         for point, tap in (("experts", experts), ("expert_w", weights), ("router_margin", margin)):

@@ -46,7 +46,7 @@ FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model sta
 
 
 def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
-    """Return the layers of each kind of rope; None for all layers of the model."""
+    """Return {rope kind: its layers}; None in place of layers that are all of the model."""
     found: dict[RopeKind, set[int]] = {}
     for layer in range(patched.n_layers):
         kind = kind_of(patched.hp, layer)
@@ -60,7 +60,7 @@ def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
 
 
 def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other bases of rope."""
+    """Yield other bases of rope, for each kind of rope."""
     for kind, layers in layers_of_rope_kinds(patched).items():
         for theta in THETAS:
             if theta != kind[0]:
@@ -68,7 +68,7 @@ def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield rope without its scaling, or with a part of it."""
+    """Yield rope without its scaling, and positions divided by common factors."""
     for kind, layers in layers_of_rope_kinds(patched).items():
         yield from with_layers(without_scaling_changes(patched, kind), layers)
         yield from with_layers(
@@ -77,7 +77,7 @@ def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _pairing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the other pairing of rope."""
+    """Yield the other rope pairing, and rotation in the other direction."""
     if layers_of_rope_kinds(patched):
         yield from with_layers(
             (pairing_change(str(patched.hp["rope_style"])), reversed_rotation_change())
@@ -97,7 +97,7 @@ def _partial_rotary_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield changes: a layer rotates as the other kind does, or not at all."""
+    """Yield layers that rotate as the other kind does, not at all, or where they should not."""
     every = layers_of_rope_kinds(patched)
     for kind, layers in every.items():
         for other in every:
@@ -144,7 +144,7 @@ def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other factors on the scores."""
+    """Yield other factors on the scores; none for models without attention."""
     told, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
     width = int(patched.hp["hidden_size"])
     heads = int(patched.hp["n_heads"])
@@ -164,7 +164,7 @@ def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _cap_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield caps left out."""
+    """Yield softcaps of scores and logits that are left out or have common other values."""
     for name, what in (("attn_softcap", "scores"), ("final_softcap", "logits")):
         told = patched.hp[name]
         if told is not None:
@@ -181,7 +181,7 @@ def _cap_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _window_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield windows left out, or of other sizes."""
+    """Yield windows that are left out, of other sizes, or in other layers."""
     hp = patched.hp
     told, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
     if told is None or not any(own):
@@ -218,7 +218,7 @@ def _window_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def added_window_mistake(patched: PatchedModel, window: int) -> UsualMistake:
-    """Return the change that gives every layer of a model without windows one."""
+    """Return the mistake that limits every layer of a model without windows to `window` tokens."""
     return hyper_mistake(
         "sliding_window",
         f"attention reaches {window} tokens; the model says all",
@@ -228,7 +228,7 @@ def added_window_mistake(patched: PatchedModel, window: int) -> UsualMistake:
 
 
 def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other masks of attention."""
+    """Yield attention without a causal mask, and one that hides a query's own token."""
     n = len(patched.ids)
     own = np.tril(np.ones((n, n), np.bool_), -1)
     own[0, 0] = True
@@ -240,7 +240,7 @@ def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _softmax_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield a softmax over another set of keys."""
+    """Yield softmaxes that sum over another set of keys."""
     return with_layers(softmax.usual_softmax_mistakes(patched))
 
 
@@ -255,7 +255,7 @@ def _head_mapping_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _cache_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield keys and values of other tokens."""
+    """Yield attention that reads keys or values of the token before or after."""
     at = np.arange(len(patched.ids))
     for rows in (np.maximum(at - 1, 0), np.minimum(at + 1, len(at) - 1)):
         if not np.array_equal(rows, at):
@@ -306,7 +306,7 @@ OF_ATTENTION = frozenset(
 
 
 def usual_mistakes(patched: PatchedModel) -> list[UsualMistake]:
-    """Return every row's changes for a model: the likeliest of each row, the next of each, ...
+    """Return the usual mistakes for a model: the likeliest of each kind, then the next of each.
 
     A large model allows few passes; so the first changes are of different kinds.
     """
@@ -319,7 +319,10 @@ LISTS = ("window_layers", "rope_layers", "moe_layers", "ssm_layers")
 
 
 def layer_groups_of(patched: PatchedModel, usual: UsualMistake) -> list[Layers]:
-    """Return the layers to try a change in: its own, those of one kind; single ones come later."""
+    """Return the sets of layers to try a mistake in (None: all): its own, or each kind of layer.
+
+    Single layers are tried elsewhere.
+    """
     if usual.layers is not None or not usual.change.scoped:
         return [usual.layers]
     lists = [name for name in LISTS if name in patched.hp]

@@ -21,7 +21,7 @@ ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_
 
 
 def find_output_factor(case: Mismatch) -> Iterator[Change]:
-    """Find one factor on the whole output, or one per column."""
+    """Yield the change to one factor on the whole weight, or to one on each of its rows."""
     found = product_of(case)
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None:
@@ -50,7 +50,10 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
 
 
 def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
-    """Read the stored bytes of a weight or a bias as the other 16-bit type; then of all weights."""
+    """Yield changes that read stored bytes as the other 16-bit type.
+
+    First each weight or bias before the point, then all weights of that encoding.
+    """
     stored = case.patched.stored
     behind = list(case.calls("linear", "router", "embed"))
     keys = [(call.args[0] if call.op == "embed" else call.args[1]).key for call in behind]
@@ -69,7 +72,10 @@ def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
 
 
 def _reread_change(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
-    """Propose that all these tensors of one encoding were read as the other 16-bit type."""
+    """Yield the change that reads all these tensors of one encoding as the other 16-bit type.
+
+    Yields nothing if one of them is too large to be read.
+    """
     stored, read = case.patched.stored, {}
     own = stored[keys[0]].encoding
     for key in keys:
@@ -91,7 +97,7 @@ def _reread_change(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
 
 
 def try_quantization(case: Mismatch) -> Iterator[Change]:
-    """Encode the model's weight in coarser encodings, and compare with the run's output."""
+    """Yield the change to a quantized copy of the weight, by the finest encoding that fits."""
     if case.view.residual is None or case.view.residual > 0.5:
         return
     found = product_of(case)
@@ -114,7 +120,10 @@ def try_quantization(case: Mismatch) -> Iterator[Change]:
 
 
 def find_wrong_value(case: Mismatch) -> Iterator[Change]:
-    """Find a single wrong value: one output column differs by a multiple of one input column."""
+    """Yield the change of a single value of the weight.
+
+    It shows as one output column that differs by a multiple of one input column.
+    """
     found = product_of(case)
     values = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or values is None or len(found.x) < 3:
@@ -141,7 +150,10 @@ def find_wrong_value(case: Mismatch) -> Iterator[Change]:
 
 
 def find_stale_weight(case: Mismatch) -> Iterator[Change]:
-    """Find a weight of zeros, or solve the weight if there are more tokens than columns."""
+    """Yield the change to a weight of zeros, or to one solved from the tokens.
+
+    It is solved only if there are more tokens than columns.
+    """
     found = product_of(case)
     if found is None or not found.key:
         return
@@ -157,14 +169,14 @@ def find_stale_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def try_embedding_as_head(case: Mismatch) -> Iterator[Change]:
-    """Multiply with the embedding instead of the head."""
+    """Yield the change to the embedding in place of the head, at points after the layers."""
     call = case.call("linear")
     if call is not None and case.layer < 0 and call.args[1].key == "output.weight":
         yield from tied_head_change(case.patched)
 
 
 def tied_head_change(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the change to the embedding in place of a head of its own, if they are of one shape."""
+    """Yield the change to the embedding as head, if the model has a head of the same shape."""
     head, table = (
         patched.weights.get_role(None, "output.weight"),
         patched.stored["token_embd.weight"],

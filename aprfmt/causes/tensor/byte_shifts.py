@@ -38,7 +38,7 @@ REACH = 1 << 16  # furthest shift looked for, in bytes
 
 
 def explain_byte_offset(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
+    """Yield the finding that B's bytes are A's, begun some bytes too early or too late."""
     for a, b, name in byte_layouts(case):
         shift = _find_shift(a, b)
         if shift is not None:
@@ -59,9 +59,10 @@ READ = 1 << 20
 
 
 def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether B's writer kept offsets in 32 bits: the data stand a multiple of 2^32 earlier.
+    """Yield the finding that B's writer kept offsets in 32 bits: data is 2^32 bytes too early.
 
-    Where the tensor should lie B holds zeros, as in any range of a file that nobody wrote.
+    It may be a multiple of 2^32. Where the tensor should lie B holds zeros, as in any range of a
+    file that nobody wrote.
     """
     data, wanted = case.b.bytes, case.a.bytes
     if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data):
@@ -113,7 +114,7 @@ def _is_unwritten(data: RunBytes) -> bool:
 
 
 def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
-    """Return (first differing byte, k): B[i] == A[i+k] from there on; None where it is not so."""
+    """Return (first differing byte, k) with B[i] == A[i+k] from there on; None if not so."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
         return None
@@ -135,7 +136,7 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
 
 
 def _is_cyclic_head_move(case: DifferingPair, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
-    """Say whether whole heads or experts moved and came round at the end (element_moves.py)."""
+    """Return whether whole heads or experts moved with wrap-around (see element_moves.py)."""
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
     if len(case.shape) == 3:
@@ -148,7 +149,10 @@ def _is_cyclic_head_move(case: DifferingPair, a: RunBytes | bytes, b: RunBytes, 
 
 
 def _offset_explanation(case: DifferingPair, shift: int, b: RunBytes, name: str) -> Finding:
-    """Put a shift of B's bytes into words: of whole rows, of values or of bytes."""
+    """Return the finding of a shift of B's bytes: by whole rows, by values or by bytes.
+
+    `name` is B's stored name.
+    """
     row, total = case.b.row_bytes or 0, len(b)
     rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
     kept = total - abs(shift)
@@ -170,7 +174,7 @@ def _offset_explanation(case: DifferingPair, shift: int, b: RunBytes, name: str)
 
 
 def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
-    """Return k with B[i] == A[i+k] wherever both are, k not 0; None where there is none."""
+    """Return k with B[i] == A[i+k] wherever both are, k not 0; None if there is none."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR:
         return None
@@ -194,7 +198,7 @@ def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
 
 
 def _overlap_is_equal(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
-    """Return whether both streams are equal under a shift wherever both are."""
+    """Return whether both are equal under a shift, wherever both have bytes."""
     start, stop = max(0, -shift), min(len(b), len(b) - shift)
     for at in range(start, stop, 1 << 20):
         end = min(stop, at + (1 << 20))
@@ -211,7 +215,7 @@ FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
 
 
 def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that values stand some places late, over the ends of rows, from some row on or all."""
+    """Yield the guess that values are some places late, across row ends."""
     width, rows = case.a.columns, case.a.rows
     if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
         return
@@ -225,6 +229,7 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
         return
 
     def moved(index: "Array") -> "Array":
+        """Return the rows of A, shifted across row ends."""
         first, second = case.a.take(index + down), case.a.take(index + down + 1)
         return np.concatenate([first[:, rest:], second[:, :rest]], axis=1)
 
@@ -235,7 +240,10 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _find_flat_shift(case: DifferingPair) -> int:
-    """Return s so that value i of B is value i + s of A in the middle of what differs; or 0."""
+    """Return s so that value i of B is value i + s of A where they differ; 0 if none fits.
+
+    It is searched round the middle of the rows that differ.
+    """
     width, rows = case.a.columns, case.a.rows
     changed = case.telling
     middle = int(changed[len(changed) // 2])

@@ -26,7 +26,7 @@ SLIGHT = 2.0**-8  # a scale is stored in F16 or BF16
 
 
 def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether all but a few runs of values are equal up to rounding."""
+    """Yield the finding if all but a few runs of values are equal up to rounding."""
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
     usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
@@ -87,7 +87,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
-    """Return the bits whose flips repair every run of wrong values, each of one block; or []."""
+    """Return the bits whose flips repair every run of wrong values; [] if not all."""
     if len(found) > SHOWN:
         return []
     flips = []
@@ -105,7 +105,7 @@ def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
 
 
 def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether A and B are equal up to rounding but for runs of zeros on one side.
+    """Yield the finding if both sides are equal up to rounding but for runs of zeros.
 
     Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a
     run may differ.
@@ -147,7 +147,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _half_step(x: "Array") -> "Array":
-    """Return half the smallest magnitude beside each value in its largest possible block, or 0."""
+    """Return half the smallest magnitude in each value's largest possible block, or 0."""
     parts = []
     for start in range(0, x.shape[1], BLOCK):
         part = np.abs(x[:, start : start + BLOCK])
@@ -158,7 +158,7 @@ def _half_step(x: "Array") -> "Array":
 
 
 def _find_zero_runs(x: "Array", y: "Array") -> "Array":
-    """Return where x holds runs of GAP zeros or whole rows of them, and y does not (bool).
+    """Return a mask of runs of zeros in x, of GAP or a whole row, where y has values.
 
     Values of y that x's own step rounds to zero are no loss: in types of few codes those are many.
     """

@@ -31,7 +31,7 @@ _NONE = np.zeros(0)
 
 
 def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether a side follows the other block by block within what its type rounds off."""
+    """Yield the finding that a side follows the other block by block within its type's rounding."""
     for source, copy, whose in ((case.a, case.b, "B"), (case.b, case.a, "A")):
         name = copy.encoding
         row = ENCODINGS.get(name)
@@ -66,9 +66,9 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
 def _block_errors(
     case: DifferingPair, swapped: bool, size: int
 ) -> "tuple[Array, Array, float] | None":
-    """Return relative error and correlation of each block, and the factor of least squares.
+    """Return (relative error of blocks, their correlation, the least-squares factor), or None.
 
-    None where a block of the source is zero, or a value is not finite.
+    `swapped`: B is the source. None where a block of the source is zero, or a value is not finite.
     """
     errors, like, xy, yy = [_NONE], [_NONE], 0.0, 0.0
     for rows in case.windows(None):

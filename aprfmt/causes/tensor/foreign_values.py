@@ -41,7 +41,10 @@ class ForeignVerdict:
 
 
 def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
-    """Compare two tensors of one role. Raises AprfmtError if one cannot be read."""
+    """Return whether the second tensor is another one and not a damaged copy, with the reason.
+
+    Raises AprfmtError if one cannot be read.
+    """
     if first.shape != second.shape or not first.size:
         return ForeignVerdict(False, "the shapes differ")
     for label, side, other in (("B", second, first), ("A", first, second)):
@@ -103,7 +106,10 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
 
 
 def _initial_distribution(values: "Array") -> str:
-    """Return what distribution values were drawn from, as an initialisation does; "" if none."""
+    """Return the distribution that values were drawn from by an initialisation, in words.
+
+    "" if none fits.
+    """
     y = np.sort(values, axis=None)
     if y.size > MOST_SORTED:
         y = y[:: y.size // MOST_SORTED]
@@ -167,13 +173,17 @@ def _centred_magnitudes(values: "Array") -> "Array":
 
 
 def _correlation(x: "Array", y: "Array") -> float:
+    """Return the correlation of two arrays; 0 if one is constant."""
     x, y = (v - v.mean() for v in (x, y))
     norm = float(norms.exact_norm(x) * norms.exact_norm(y))
     return norms.exact_dot(x, y) / norm if norm else 0.0
 
 
 def _same_values_reordered(a: RowReader, b: RowReader, x: "Array", y: "Array") -> bool:
-    """Say whether both have the same values in some order, up to their encodings' error."""
+    """Return whether both have the same values in some order, up to their encodings' error.
+
+    `x` and `y` are the tensors' sampled values, used if the encodings differ.
+    """
     if a.encoding == b.encoding:
         return _fingerprint(a) == _fingerprint(b)
     x, y = np.sort(x, axis=None), np.sort(y, axis=None)
@@ -182,7 +192,7 @@ def _same_values_reordered(a: RowReader, b: RowReader, x: "Array", y: "Array") -
 
 
 def _fingerprint(reader: RowReader) -> int:
-    """Return a hash of all values that does not depend on their order."""
+    """Return a 64-bit hash of all values that does not depend on their order."""
     total = 0
     for rows in _row_windows(reader):
         bits = np.ascontiguousarray(reader.take(rows), np.float32).view(np.uint32)

@@ -77,7 +77,7 @@ class RowOrder:
 def families(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield the tensors that a file may hold fused, of each layer."""
+    """Yield, for each layer and family of fused roles, a function that explains its rows."""
     layers = sorted({layer for key in rows for layer, _ in [split_key(key)] if layer is not None})
     for family in FAMILIES:
         for layer in layers:
@@ -91,7 +91,7 @@ def _explain_layer(
     family: FusedRoles,
     layer: int,
 ) -> dict[str, Finding]:
-    """Return the explanations of a layer's fused tensors whose rows moved."""
+    """Return {tensor key: finding} of a layer's fused tensors whose rows moved; or {}."""
     weights = _joined_pair(context, pairs, family.of("weight"), layer)
     biases = _joined_pair(context, pairs, family.of("bias"), layer)
     order = _find_row_order(context, rows, family, weights)
@@ -140,7 +140,7 @@ def _joined_pair(
 
 
 def _part_keys(case: DifferingPair) -> tuple[str, ...]:
-    """Return the keys of the parts of a joined pair."""
+    """Return the tensor keys of the parts of a joined pair."""
     assert isinstance(case.a, JoinedRows)
     return case.a.keys
 
@@ -151,7 +151,7 @@ def _find_row_order(
     family: FusedRoles,
     case: DifferingPair | None,
 ) -> RowOrder | None:
-    """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
+    """Return the order that makes all rows equal; None if none does, or if nothing differs."""
     if case is None or not any(rows[key].unexplained(WEAK) for key in _part_keys(case)):
         return None
     assert isinstance(case.a, JoinedRows)
@@ -172,7 +172,10 @@ def _find_row_order(
 def _name_row_order(
     context: PairContext, family: FusedRoles, case: DifferingPair, at: "Array"
 ) -> RowOrder | None:
-    """Return the order of a family's rows with its cause and words; None without a name."""
+    """Return the order of a family's rows with its cause and words; None without a name.
+
+    `at` holds the row of A at each place of B.
+    """
     assert isinstance(case.a, JoinedRows)
     parts = [
         (name, reader.rows)
@@ -219,7 +222,7 @@ def _cut_shift(pool: JoinedRows, at: "Array") -> int:
 
 
 def _parts_crossed(pool: JoinedRows, at: "Array") -> list[tuple[int, int]]:
-    """Return the (part of the place, part of the row) pairs where they are not the same."""
+    """Return (part of the place, part of the row) pairs where the two are not the same part."""
     places = np.searchsorted(pool.starts, np.arange(len(at)), side="right")
     owners = np.searchsorted(pool.starts, at, side="right")
     apart = places != owners
@@ -234,7 +237,7 @@ def _moves_inside_part(pool: JoinedRows, part: int, at: "Array") -> bool:
 
 
 def segment_words(pool: JoinedRows, at: "Array") -> str:
-    """Return which rows stand where, run by run; runs at their own place are left out."""
+    """Return which rows are at which places, run by run; unmoved runs are left out."""
     said = []
     moved = [run for run in source_runs(at) if run[0] != run[1]]
     for first, source, length in moved[:SHOWN]:
@@ -250,7 +253,7 @@ def segment_words(pool: JoinedRows, at: "Array") -> str:
 def _order_explanations(
     case: DifferingPair, order: RowOrder, more: tuple[str, ...]
 ) -> dict[str, Finding]:
-    """Return an explanation for every part that the order changes; {} if it does not fit."""
+    """Return {tensor key: finding} of every part that the order changes; {} if it does not fit."""
     assert isinstance(case.a, JoinedRows) and isinstance(case.b, JoinedRows)
     found: dict[str, Finding] = {}
     if len(order.at) != case.a.rows:

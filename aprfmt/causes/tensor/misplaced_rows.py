@@ -47,7 +47,7 @@ class RowRun:
 
 
 def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Ask whether the differing rows of B are other rows of A: of any tensor of as many columns."""
+    """Yield the finding that B's differing rows are other rows of A, of any tensor as wide."""
     if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
         return
     pool = _all_rows(case.context, case.a, case.key)
@@ -94,7 +94,10 @@ def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
-    """Yield runs in which both the place and its source go on by one; first is an index."""
+    """Yield (index of the first place, source row, length) of runs of consecutive rows.
+
+    In a run both the place in B and its source in A grow by one.
+    """
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
     edges = [0, *breaks.tolist(), len(places)]
     for start, stop in pairwise(edges):
@@ -122,14 +125,17 @@ def _runs_sentence(case: DifferingPair, found: list[RowRun]) -> str:
 
 
 def _run_text(case: DifferingPair, run: RowRun) -> str:
-    """Return one run of rows in words."""
+    """Return one run in words: rows of B, and the rows of A that they are."""
     of = "" if run.key == case.key else f" of {run.key}"
     name = numbered_text("row", run.at, run.at + run.count)
     return f"{name}: A's {numbered_text('row', run.there, run.there + run.count)}{of}"
 
 
 def _all_rows(context: "PairContext", like: RowReader, key: str) -> JoinedRows | None:
-    """Return all rows of A with so many columns, made once; None where they are too many."""
+    """Return all rows of A with as many columns as `like`; None if they are too many.
+
+    They are joined once for each number of columns. None too if tensor `key` is not among them.
+    """
     held = context.pools
     if like.columns not in held:
         chosen: dict[str, RowReader] = {}

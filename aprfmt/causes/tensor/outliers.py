@@ -20,7 +20,7 @@ FINE = 0.02  # largest noise of the other encoding for which a restored value pr
 
 
 def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
-    """Guess that few values are damaged (beyond one step), and find the bit that was flipped."""
+    """Yield the finding of few values beyond one step, with the bit that was flipped."""
     a, b = case.a, case.b
     if a.encoding == b.encoding or case.numbers is not None:
         return
@@ -54,7 +54,7 @@ def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _values_beyond_step(case: DifferingPair) -> list[tuple[int, float, float]]:
-    """Return (flat index, value of A, of B) beyond one step; empty if there are too many."""
+    """Return (flat index, value of A, value of B) beyond one step; [] if too many."""
     found: list[tuple[int, float, float]] = []
     start = 0
     for x, y, steps in value_chunks(case.a.side, case.b.side):
@@ -71,7 +71,10 @@ def _values_beyond_step(case: DifferingPair) -> list[tuple[int, float, float]]:
 
 
 def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | None:
-    """Return, in words, the one bit whose flip repairs all these places, or None."""
+    """Return, in words, the one bit whose flip repairs all these places, or None.
+
+    `at` are flat element numbers; they must be of one block of `side`.
+    """
     row = encoding_row(side.encoding.split("+")[0])
     if row.row_header or side.row_bytes is None or len({i // row.block_size for i in at}) != 1:
         return None

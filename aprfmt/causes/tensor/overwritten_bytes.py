@@ -43,7 +43,7 @@ class ByteSpan:
 
 
 def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
+    """Yield findings if all but a few ranges of bytes are equal, with what is in those."""
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
     for a, b, _ in byte_layouts(case):
         found = _differing_spans(a, b)
@@ -83,7 +83,7 @@ def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Finding]:
-    """Ask for whole rows or experts that were never written, or left as they were once."""
+    """Yield the finding of whole rows or experts that were never written, or are older."""
     size = case.b.row_bytes or 0
     if case.a.columns == 1 or not size:
         return
@@ -114,12 +114,12 @@ def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Findi
 
 
 def _covers_whole_units(case: DifferingPair, span: ByteSpan, one: int) -> bool:
-    """Say whether a range reaches from near the first to near the last byte of whole units."""
+    """Return whether a range nearly covers whole units of `one` bytes."""
     return span.start % one < GAP and -span.stop % one < GAP
 
 
 def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether some columns alone differ, and were never filled."""
+    """Yield the finding that only some columns differ, and that they were never filled."""
     columns = case.a.columns
     if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
         return
@@ -159,7 +159,7 @@ def _span_text(case: DifferingPair, span: ByteSpan, b: RunBytes) -> str:
 
 
 def _file_place(b: RunBytes, span: ByteSpan) -> str:
-    """Return where a range of B stands in its file, in words."""
+    """Return where a range of B is in its file, in words."""
     tensor, at = b.locate(span.start)
     begin = tensor.info.offset + at
     even = common_alignment(begin, begin + span.stop - span.start)
@@ -174,6 +174,7 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
     """Return the ranges of differing bytes; [] if they are too many or too much."""
 
     def apart() -> "Iterator[Array]":
+        """Yield the places of differing bytes, ascending, window by window."""
         for start in range(0, len(b), STEP):
             stop = min(len(b), start + STEP)
             x = np.frombuffer(copy_bytes(a, start, stop), np.uint8)
@@ -194,7 +195,7 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
 
 
 def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] | None:
-    """Join places that are at most `gap` apart to [start, stop); None if that makes over `most`.
+    """Return [start, stop) ranges of places at most `gap` apart; None if over `most` ranges.
 
     `apart` are ascending arrays of places, window by window.
     """
@@ -216,7 +217,7 @@ def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]
 
 
 def _with_content(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
-    """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
+    """Return the ranges with what they hold, if that is simple or is found elsewhere too."""
     made, unknown = [], []
     for span in spans:
         text = ""
@@ -233,7 +234,7 @@ def _with_content(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> li
 
 
 def _simple_content(data: bytes) -> str:
-    """Return what a range holds: one byte everywhere, or a pattern that comes again."""
+    """Return what bytes hold, in words: one byte everywhere, or a repeated pattern; else ""."""
     if set(data) == {0, 0x80}:
         return "all zero, with signs"
     if len(set(data)) == 1:
@@ -247,7 +248,10 @@ def _simple_content(data: bytes) -> str:
 def _find_copies(
     case: DifferingPair, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
 ) -> dict[int, str]:
-    """Return where in either file these bytes stand a second time."""
+    """Return {number of the range: where in either file its bytes are a second time}.
+
+    `searched` are the ranges' bytes by number.
+    """
     needles = {}
     for i, data in searched.items():
         at = len(data) // 2 - min(ANCHOR, len(data)) // 2
@@ -286,7 +290,11 @@ def _match_text(
     data: bytes,
     own: tuple[LazyTensor | None, int],
 ) -> str:
-    """Say where a tensor contains all of `data`, in words; "" if it does not."""
+    """Return where a tensor contains all of `data`, in words; "" if it does not.
+
+    `window` are its bytes from `start`. `needle` is the part of `data` at place `at` that is
+    searched for. `own` is the place of the data itself, which does not count.
+    """
     here = window.find(needle)
     while here >= 0:
         begin = start + here - at
@@ -299,7 +307,10 @@ def _match_text(
 
 
 def _is_surely_damage(case: DifferingPair, span: ByteSpan, b: RunBytes) -> bool:
-    """Say whether a range of unknown origin must be damage: disk pages, or values no weight has."""
+    """Return whether a range of unknown origin must be damage.
+
+    It is if it covers disk pages, or holds values that no weight has.
+    """
     if b is case.b.bytes:
         place = range_in_file(case.b, span.start, span.stop)
         even = common_alignment(place[1], place[2]) if place is not None else 0

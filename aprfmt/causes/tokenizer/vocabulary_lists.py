@@ -91,12 +91,12 @@ class Difference:
 
 
 def value_text(value: object) -> str:
-    """Return a value as a report shows it."""
+    """Return a value as text of at most 60 characters."""
     return shorten(repr(value), 60)
 
 
 def is_list_and_json(a: StatedTokenizer, b: StatedTokenizer) -> bool:
-    """Say whether one side is read by lists and the other by a tokenizer.json."""
+    """Return whether one side is read by lists and the other by a tokenizer.json."""
     return a.lists != b.lists
 
 
@@ -122,7 +122,11 @@ def comparable_pieces(side: StatedTokenizer, other: StatedTokenizer) -> list[str
 
 
 def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield one difference for all ids whose pieces differ; ids without a token are left out."""
+    """Yield one difference for all ids whose pieces differ; none if no piece does.
+
+    Fillers and added tokens are left out. If most pieces differ, it covers all parts of the
+    tokenizer, as that of another model.
+    """
     mine, theirs = comparable_pieces(a, b), comparable_pieces(b, a)
     skip = {row["content"] for row in (*a.added, *b.added)} if not is_list_and_json(a, b) else set()
     size = max(len(mine), len(theirs))
@@ -167,7 +171,7 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
 
 
 def tokens_without_row(side: StatedTokenizer) -> Mapping[int, str]:
-    """Return the tokens of a tokenizer.json for which the embedding has no row, by id.
+    """Return {id: token} of a tokenizer.json's tokens for which the embedding has no row.
 
     Loaders that clip the vocabulary to the rows drop them; others fail when a text has one.
     """
@@ -181,7 +185,7 @@ def tokens_without_row(side: StatedTokenizer) -> Mapping[int, str]:
 
 
 def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the tokens without a row, of two tokenizer.json."""
+    """Yield the difference of the tokens without an embedding row, of two tokenizer.json."""
     if a.lists or b.lists:
         return
     stated = {
@@ -207,7 +211,10 @@ def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
 
 
 def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
-    """Say how pieces at other ids relate: cut, shifted, exchanged, reordered, or other ones."""
+    """Return how pieces at other ids relate: cut, shifted, exchanged, reordered, or others.
+
+    `apart` are the ids that differ.
+    """
     first, size = apart[0], len(mine)
     if all(_FILLER.fullmatch(theirs[i]) for i in apart):
         return f"B lacks {len(apart)} of A's pieces"
@@ -228,7 +235,10 @@ def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]
 
 
 def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the merges; lists without merges are compared by their scores."""
+    """Yield the difference of the merges; none if they are equal.
+
+    Where only one side has merges and a side joins by scores, it counts only if a probe shows it.
+    """
     mine, theirs = a.vocabulary.merges, b.vocabulary.merges
     if mine == theirs:
         return
@@ -262,7 +272,7 @@ def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
 
 
 def _merges_text(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
-    """Return in words how two lists of merges differ."""
+    """Return in words how two lists of merges differ; `first` is the first differing place."""
     if not theirs:
         return f"B has no merges, A has {len(mine)}"
     if first == len(theirs):
@@ -325,7 +335,7 @@ def _score_ranks(scored: Mapping[str, float], tokens: Sequence[str]) -> list[int
 
 
 def _scores_by_piece(side: StatedTokenizer, other: StatedTokenizer) -> dict[str, float]:
-    """Return the score of each normal piece."""
+    """Return {piece: score} of the normal pieces."""
     rows = zip(
         comparable_pieces(side, other),
         side.vocabulary.types,
@@ -370,16 +380,17 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
 
 
 def _untyped_text(b: StatedTokenizer) -> str:
-    """Say that B states no types at all; "" if it does."""
+    """Return a remark on a GGUF that states no types; "" for others."""
     absent = b.lists and b.carried.model.key_style == "gguf" and b.carried.value(TYPES) is None
     return " (the key is missing: llama.cpp takes every token for a normal one)" if absent else ""
 
 
 def _types_agree(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
-    """Say whether two types say one thing; a tokenizer.json's special token is a control token.
+    """Return whether two types of a token mean the same, as lists and tokenizer.json say them.
 
-    A token that looks special may be a control token by the lists where a tokenizer.json makes it
-    one that a user added; the other way round the two differ.
+    A tokenizer.json's special token is a control token. A token that looks special may be a control
+    token by the lists where a tokenizer.json makes it one that a user added; the other way round
+    the two differ.
     """
     if x == y or _FILLER.fullmatch(token):
         return True
@@ -433,7 +444,7 @@ def _only_normalized_differs(
     right: AddedTokens,
     other: Sequence[str],
 ) -> bool:
-    """Say whether only the flag `normalized` differs, where nothing is normalised."""
+    """Return whether only the flag `normalized` differs, and nothing is normalised."""
     if any(side.data and side.data.get("normalizer") for side in (a, b)):
         return False
     return all(
