@@ -33,7 +33,7 @@ SHAPES = "shapes.json"  # of raw .bin files: name -> shape, or {"shape": ..., "d
 MAX_JSON = 16 << 20
 PICKLED = (".pt", ".pth")  # files of torch.save
 ARRAYS = (".npy", ".bin", *PICKLED)
-# What stands beside a model's weights, and beside no captures.
+# Files that a model's folder has, and a folder of captures has not.
 _OF_MODELS = ("config.json", "params.json", "model_index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
 
@@ -47,7 +47,7 @@ class Captures:
     dtypes: Mapping[str, str]
     read: Callable[[str], Numbers]
     others: tuple[str, ...] = ()  # files of the folder that hold no array
-    listed: tuple[int, ...] | None = None  # token ids that stand in a .pt as a list
+    listed: tuple[int, ...] | None = None  # token ids that a .pt holds as a list
     values: Mapping[str, Any] = field(default_factory=dict)  # of a .pt: what is no array
     rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # positions, where not all
     left: Mapping[str, str] = field(default_factory=dict)  # arrays that are none, and why
@@ -169,6 +169,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     held: dict[str, tuple[Captures, str]] = {}  # arrays of files that hold several
     ids: tuple[int, ...] | None = None
     stated = raw_shapes(folder)
+    # Open every file; a .pt may hold several arrays.
     for file in files:
         stem, path = file.rpartition(".")[0], folder / file
         if file.endswith(PICKLED):
@@ -192,6 +193,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
                 found[name] = (
                     _open_npy(path) if file.endswith(".npy") else _open_raw(path, stated.get(name))
                 )
+    # Join the arrays of both kinds of files under their names.
     shapes = {name: row.shape for name, row in found.items()}
     dtypes = {
         name: row.dtype if row.dtype == "bfloat16" else np.dtype(row.dtype).name
@@ -345,6 +347,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
             raise FormatError(f"{path}: {name}: {error}") from error
         return np.asarray(values, np.float64 if encoding == "F64" else np.float32)
 
+    # Describe every tensor; values are read later.
     infos = {name: source.tensors[own].info for name, own in names.items()}
     dtypes = {
         name: FLOATS.get(row.encoding, "int64" if row.encoding in INTEGERS else row.encoding)

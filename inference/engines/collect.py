@@ -145,12 +145,14 @@ class Collector:
         several values, the one with the lowest rank is kept, of equal ranks the last. `seen` is a
         mask of the values that exist (a printed text leaves most out); None: all of them.
         """
+        # Leave out points that are not wanted, and values of a worse source.
         own = key_name(point, layer)
         key = self.target(own)
         if key is None or (self._wanted is not None and key not in self._wanted):
             return
         if self._ranks.get(key, rank) < rank or (key != own and key in self.records):
             return
+        # Keep only the rows of logits, then the positions, that are asked for.
         self._ranks[key] = rank
         axis = 1 if POINTS[point].rows == "scores" else 0
         count = int(values.shape[axis])
@@ -166,6 +168,7 @@ class Collector:
             values = np.take(values, kept, axis)
             seen = None if seen is None else np.take(seen, kept, axis)
             there = tuple(there[row] for row in kept)
+        # Store the values and their statistics.
         values = narrow_values(values)
         target = POINTS[self.known[key].point.name if self.known else point].name
         record = Record(
@@ -213,6 +216,7 @@ class Collector:
         exact
         values.
         """
+        # Bring the records into execution order.
         order = list(self.known) or sorted(self.records, key=_key_order)
         known = [key for key in order if key in self.records]
         known += [key for key in self.records if key not in set(known)]
@@ -221,6 +225,7 @@ class Collector:
             for key, instance in self.known.items()
             if instance.alias_of and (target := self.target(key)) in self.records
         }
+        # The first point with a value that is not finite, where none is expected.
         bad = next(
             (
                 key
@@ -281,6 +286,7 @@ def split_heads(
         return values if heads is None else values.reshape(len(values), heads, -1)
     if values.ndim != 3:
         return values
+    # Three axes: find which of the first two counts heads.
     a, b = values.shape[:2]
     if a == b and (heads is None or heads == a):
         if like is not None and like.shape == values.shape:

@@ -163,6 +163,7 @@ def read_dump(
     found, said, others = _gathered(folder, files)
     if not found:
         raise FormatError(f"{folder}: none of its files holds an array")
+    # Find the axes of the ranks and group the arrays by step.
     coordinates = [
         dict(ranks) for ranks in dict.fromkeys(tuple(sorted(one.ranks.items())) for _, one in found)
     ]
@@ -174,6 +175,7 @@ def read_dump(
     passes: list[Pass] = []
     layouts: dict[str, int] = {}
     streams = axes.values.get("dp", [0])
+    # Join the ranks of every step, once for each data-parallel stream.
     for step in sorted(steps):
         for stream in streams:
             made, odd = _joined_pass(folder, step, stream, steps[step], axes, spec, widths)
@@ -217,6 +219,7 @@ def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, 
         size = sizes.get(axis, 0)
         if not values or (len(values) == 1 and size <= 1 and values[0] == 0):
             continue
+        # Two numbers that always go together are one axis.
         twin = next(
             (
                 other
@@ -243,6 +246,7 @@ def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, 
                 f"{max(values[-1] + 1, size)} is missing; there are {', '.join(map(str, values))}"
             )
         found[axis] = values
+    # Every combination of ranks must be there.
     axes = _Axes(found, alias)
     there = {axes.place(one) for one in ranks}
     grid: list[tuple[int, ...]] = [()]
@@ -302,6 +306,7 @@ def _of_one_file(
         if key.startswith("meta.")
     }
     names = list(file.names)
+    # SGLang's dumper writes one array a file, with its facts next to the value.
     if "name" in meta and any(name == "value" or name.startswith("value.") for name in names):
         ranks = dict(place.ranks)
         for key, value in meta.items():
@@ -335,6 +340,7 @@ def _by_step(
     steps: dict[int, _Rows] = {}
     origin: dict[tuple[int, str, tuple[int, ...]], str] = {}
     every: dict[tuple[int, ...], set[int]] = {}
+    # Group the arrays; a rank may have each only once.
     for (step, texts), one in found:
         at = axes.place(one.ranks)
         before = origin.setdefault((step, one.name, at), one.origin)
@@ -351,6 +357,7 @@ def _by_step(
         row.arrays.setdefault(one.name, {})[at] = one
         row.texts.update(texts)
         every.setdefault(at, set()).add(step)
+    # All ranks must have the same steps.
     kinds = {frozenset(held) for held in every.values()}
     if len(kinds) > 1 and "dp" not in axes.values:
         counts = {at: len(held) for at, held in every.items()}
@@ -390,6 +397,7 @@ def _joined_pass(
     unequal: list[Unequal] = []
     whole: dict[str, dict[tuple[int, ...], JoinedArray]] = {}
     dims: dict[str, tuple[Division, ...] | None] = {}
+    # Take the arrays of this data-parallel rank, with their dims.
     for name, parts in rows.arrays.items():
         kept = {
             at: one
@@ -425,6 +433,7 @@ def _joined_pass(
         made.batch.setdefault(kind, found)
         if kind == "ids":
             tokens = int(np.prod(found.shape, dtype=np.int64))
+    # Put the arrays back in the order of the dump.
     made.arrays = {name: made.arrays[name] for name in whole if name in made.arrays}
     return _with_sums(made, unequal, whole, widths)
 

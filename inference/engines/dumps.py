@@ -55,6 +55,7 @@ def open_dump(
 
 def _batch(captures: Captures) -> Pass | None:
     """Return arrays as a pass of several sequences; None if nothing says that there are."""
+    # Arrays that describe the batch, by the last part of their name.
     kinds = {
         name: BATCH[last] for name in captures.shapes if (last := name.rpartition(".")[2]) in BATCH
     }
@@ -64,6 +65,7 @@ def _batch(captures: Captures) -> Pass | None:
     )
     if "ids" not in kinds.values():
         return None
+    # Positions that begin anew show several sequences.
     if not several:
         several = any(
             kind == "positions" and bool(np.any(np.diff(captures.read(name).reshape(-1)) != 1))
@@ -78,6 +80,7 @@ def _batch(captures: Captures) -> Pass | None:
             name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
         )
 
+    # Several sequences: treat the arrays as one pass of a dump.
     made = Pass(-1, 0, {name: array(name) for name in captures.shapes if name not in kinds})
     for name, kind in kinds.items():
         made.batch.setdefault(kind, array(name))
@@ -163,6 +166,7 @@ def _widths(model: Model | None) -> WidthsOf:
     """
     if model is None:
         return lambda names: PointWidths()
+    # Elements of a token at each point, by the model's sizes.
     known = point_instances(model.spec.block, model.hyper, model.roles)
     shapes = point_shapes(model.hyper, known, _TOKENS)
     widths = {
@@ -173,6 +177,7 @@ def _widths(model: Model | None) -> WidthsOf:
 
     def of_names(names: Sequence[str]) -> PointWidths:
         """Return the sizes, parts and points that the model gives arrays of these names."""
+        # Read names as transformers' modules or as our own keys.
         gated = has_engine_modules(names)
         base = {
             name: module_name(name.removesuffix(".0").removesuffix(".1"), gated, {})
@@ -193,6 +198,7 @@ def _widths(model: Model | None) -> WidthsOf:
             if not read:
                 continue
             points[name] = read[0][1].point.name
+            # A joined result has several points; its width is their sum.
             joined = [key for key, one in read if one.name.part in ("qkv", "halves")]
             if joined:
                 parts[name] = tuple(

@@ -63,6 +63,7 @@ def under_module_names(
 
     gated = has_engine_modules(arrays)
     for name, array in arrays.items():
+        # The residual is used together with its hidden values.
         if name.endswith(_RESIDUAL) and name.removesuffix(_RESIDUAL) + _HIDDEN in arrays:
             continue
         base = name.removesuffix(_HIDDEN)
@@ -70,6 +71,7 @@ def under_module_names(
         if residual is None or residual.shape != array.shape:
             put(module_name(name, gated, arrays), array, name)
             continue
+        # A norm that adds gives its result and the stream.
         if base.endswith("norm"):
             put(base, array, name)
             stream = _stream_before(base)
@@ -106,6 +108,7 @@ def split_joined(
         names = JOINED.get(last, ())
         if len(widths) != len(names) or sum(widths) != array.shape[-1]:
             names, widths = (last,), [array.shape[-1] if array.shape else 0]
+        # Cut the columns one part after the other.
         edge = 0
         for part, width in zip(names, widths, strict=True):
             whole = f"{above}.{part}" if above else part
@@ -181,6 +184,7 @@ def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
     y = np.asarray(residual.read(), np.float64).reshape(x.shape)
     if min(x.shape) < 2 or not np.isfinite(x).all() or not np.isfinite(y).all():
         return False
+    # Normalise the residual, and fit the weight of each column.
     scale = np.sqrt(np.mean(y * y, axis=1, keepdims=True))
     if not np.all(scale):
         return False

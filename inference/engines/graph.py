@@ -74,6 +74,7 @@ class GraphReader:
         text, layer = self._split(node.name)
         weights = [place for source in node.sources for place in self._weights(source)]
         found = []
+        # A name of the table fits by the node's text, or by the weight it reads.
         for point in POINTS.values():
             for rank, name in enumerate(point.llama_cpp):
                 if name.op and name.op != node.op:
@@ -127,6 +128,7 @@ class GraphReader:
         scaled = self._scales_q(node)
         if scaled is not None:
             self._scaled_q.add(scaled)
+        # Scores wait for the softmax's scale, experts for their weights.
         for place in self.places(node):
             if place.point == "scores":
                 self._scores[place.layer] = (values, seen)

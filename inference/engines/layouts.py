@@ -88,7 +88,7 @@ CHAINS: tuple[tuple[str, ...], ...] = (
     ("unbatch", "reshape", "adjacent_pairs"),
     ("unbatch", "heads_first", "adjacent_pairs"),
 )
-PADDED = ("unbatch", "cut_columns", "reshape")  # of logits with columns behind the vocabulary
+PADDED = ("unbatch", "cut_columns", "reshape")  # of logits with columns after the vocabulary
 
 
 def apply_layout(x: Numbers, chain: Sequence[str], target: PointLayout, where: str) -> Numbers:

@@ -151,6 +151,7 @@ def evaluate_nodes(
             return False
         return True
 
+    # Run one batch; the callback sees every node.
     with library.model(path) as loaded:
         made = library.context(loaded, len(ids), threads, callback=Callback(evaluated))
         with made as context:
@@ -185,6 +186,7 @@ def _node_values(pointer: Any, base: Any) -> Numbers | None:
     if count != base.ggml_nelements(pointer) or count < 1:
         raise BackendUnavailableError("engine 'llama.cpp': its tensors have a layout not known")
     size = int(base.ggml_nbytes(pointer))
+    # Copy the bytes, then read them by the node's strides.
     raw = ctypes.create_string_buffer(size)
     base.ggml_backend_tensor_get(pointer, raw, 0, size)
     if t.type == _BF16:

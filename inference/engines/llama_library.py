@@ -277,6 +277,7 @@ class Library:
         """
         params = self.llama.llama_context_default_params()
         words = params.words
+        # Set the fields at the offsets that were found.
         words[0] = max(tokens, 32)
         if exact:
             words[1] = words[2] = words[0]
@@ -290,6 +291,7 @@ class Library:
         if not made:
             raise ArchError(f"llama.cpp makes no context for {tokens} tokens: {self.why()}")
         try:
+            # A wrong offset shows in other sizes.
             taken = self.llama.llama_n_ctx(made), self.llama.llama_n_ubatch(made)
             if taken[0] < words[0] or taken[1] != min(words[2], words[0]):
                 raise BackendUnavailableError(

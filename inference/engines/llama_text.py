@@ -125,6 +125,7 @@ def _read_nodes(lines: "_Lines", collector: Collector, model: Model | None) -> i
     nodes = 0
     for node, values, seen in lines.nodes():
         nodes += 1
+        # The token embedding begins a pass and says its length.
         embeds = node.op == "GET_ROWS" and any("token_embd" in s for s in node.sources)
         if embeds:
             if reader is not None:
@@ -211,6 +212,7 @@ class _Lines:
         rows: list[list[float]] = []
         line = self._next()
         sums = 0
+        # Collect printed rows up to the node's sums.
         while line is not None and _match_node_head(line) is None and not _match_token_count(line):
             text = line.strip()
             if _SUM.match(line):
@@ -222,6 +224,7 @@ class _Lines:
                 break
         if not rows:
             return line, None, None
+        # The number of rows must be that of the printed indices.
         shown = [
             list(range(node.shape[0])) if node.shape[0] <= len(rows) else [],
             *map(_printed_indices, node.shape[1:]),
@@ -234,6 +237,7 @@ class _Lines:
                 f"{math.prod(map(len, map(_printed_indices, node.shape[1:3])))} "
                 f"for each of {node.shape[0]}, of {len(shown[3])} values; is the text cut?"
             )
+        # Nodes that are too large are left out.
         count = math.prod(node.shape)
         if count > MAX_VALUES:
             return line, None, None

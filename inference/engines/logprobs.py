@@ -19,7 +19,7 @@ from aprfmt.inference.trace import Trace
 from aprfmt.measure.logprob_tables import LEAST, Logprobs
 from aprfmt.model import Model
 
-_HEAD = 64 << 10  # bytes in which the first token's entry stands, long prompts before it included
+_HEAD = 64 << 10  # bytes that contain the first token's entry, even after a long prompt
 MAX_JSON = 512 << 20
 _ABOVE = 1e-3  # what rounding may leave above 0
 # Key of the JSON -> whose it is, the first that is there.
@@ -120,6 +120,7 @@ def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> 
         if said and isinstance(said[0], dict) and ("choices" in said[0] or "meta_info" in said[0]):
             raise ValueError(f"{len(said)} answers; expected one in a file")
         said = {"prompt_logprobs": said}
+    # Accept one answer with one choice.
     choices = said.get("choices") or [{}]
     if len(choices) > 1:
         raise ValueError(f"{len(choices)} choices; expected one in a file")
@@ -128,6 +129,7 @@ def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> 
     both = {**said, **choice}
     if meta:
         return _of_sglang(meta, both, prompt, rows)
+    # vLLM: rows of the prompt, each with some tokens.
     ids = both.get("prompt_token_ids") or (None if prompt is None else list(prompt))
     listed = both.get("prompt_logprobs")
     if listed:
@@ -135,6 +137,7 @@ def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> 
         for number, entry in enumerate(listed):
             for token, value in (entry or {}).items():
                 rows.add(number - 1, int(token), value["logprob"])
+    # OpenAI: the output, as a chat or a completion.
     out = both.get("logprobs")
     if isinstance(out, Mapping) and out.get("content") is not None:
         return _of_chat(out["content"], ids, both.get("token_ids"), rows, token_ids)
@@ -163,6 +166,7 @@ def _of_sglang(
     after = meta.get("output_token_logprobs") or []
     ids = [int(one[1]) for one in first]
     start = int(meta.get("prompt_tokens", len(ids)) or len(ids)) - len(ids)
+    # Prompt ids that the entries do not say must be known.
     known = said.get("prompt_token_ids") or prompt
     if len(ids) < int(meta.get("prompt_tokens", len(ids)) or 0) or not ids:
         if known is None:
@@ -170,6 +174,7 @@ def _of_sglang(
                 "does not say the prompt's ids; give --ids, or ask with logprob_start_len 0"
             )
         ids, start = [int(i) for i in known], len(known) - len(first)
+    # The entry of a token belongs to the position before it.
     for number, one in enumerate(first):
         rows.add(start + number - 1, int(one[1]), one[0])
     for number, top in enumerate(meta.get("input_top_logprobs") or []):
@@ -221,6 +226,7 @@ def _of_completion(
     With echo it begins with the prompt, whose first token has none. `out` are the ids if the
     answer has them.
     """
+    # Find the ids of the listed tokens, and those before them.
     values = said["token_logprobs"]
     echoed = bool(values) and values[0] is None
     texts = said.get("tokens") or []
@@ -234,6 +240,7 @@ def _of_completion(
     if not echoed and ids is None:
         raise ValueError("does not say the prompt's ids; give --ids, or ask with echo")
     before = [] if echoed else list(ids or ())
+    # The entry of a token belongs to the position before it.
     for number, value in enumerate(values):
         at = len(before) + number - 1
         top = (said.get("top_logprobs") or [])[number : number + 1]

@@ -256,6 +256,7 @@ def _collect_by_mapping(
     shapes = {}
     if tokens is not None and collector.hp is not None:
         shapes = point_shapes(collector.hp, collector.known, len(tokens))
+    # Bring each mapped array into the point's layout and check its rows.
     for name, row in mapping.names.items():
         where = f"{captures.path}: {name[:200]!r}"
         if name not in captures.shapes:

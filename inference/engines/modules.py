@@ -88,6 +88,7 @@ class ModuleMap:
             return []
         layer, below = self._parsed[key]
         found = []
+        # Of each point the first fitting name counts.
         for point in POINTS.values():
             if point.layered != (layer != WHOLE):
                 continue
@@ -102,7 +103,7 @@ class ModuleMap:
         siblings = self._below[layer]
         if name.text in ("mlp", "feed_forward"):  # a mixture has a router with the same path
             return True
-        if name.text == "embeddings":  # where modules are inside, its result is behind a norm
+        if name.text == "embeddings":  # where modules are inside, its result is that of a norm
             return not any(path.startswith("embeddings.") for path in siblings)
         if name.text == "mixer":  # a mixture is one, whose name other mixers have too
             return self.is_mixture(layer)
@@ -204,6 +205,7 @@ class ModuleReader:
 
     def _add(self, reading: ModuleReading, values: Numbers, rows: Sequence[int] | None) -> bool:
         """Record the part of a value that is one point; return whether the model has the point."""
+        # Leave out readings that this model cannot mean.
         point, layer, name = reading.point.name, reading.layer, reading.name
         collector = self._collector
         if point in ("embd", "embd_scaled") and (name.part == "scaled") != bool(self._scaled):
@@ -213,6 +215,7 @@ class ModuleReader:
             return False
         if collector.known and collector.target(key_name(point, layer)) is None:
             return False
+        # Cut a joined result to the point's columns.
         part = "gate" if self._gated and point == "q" else name.part
         if part in ("qkv", "halves", "heads", "tail", "gate", "groups", "ssm"):
             share = self._share(point, layer, part, values)
@@ -221,6 +224,7 @@ class ModuleReader:
                     collector.add_joined("qkv", layer, values)
                 return True
             values = share
+        # Bring the value into the point's shape.
         if point in HEADED:
             values = self._headed(point, layer, name.text, values)
         elif point == "per_layer_proj":
@@ -236,6 +240,7 @@ class ModuleReader:
         `part` is the kind of joining, as the table of points names it.
         """
         width = values.shape[-1]
+        # Each kind of joined result has its own order of columns.
         if part == "halves":
             half = width // 2
             return values[..., :half] if point == "ffn_gate" else values[..., half:]
@@ -259,6 +264,7 @@ class ModuleReader:
                 return part_.reshape(len(each), -1)
             first = {"q": 0, "k": heads * size, "v": (heads + kv) * size}[point]
             return values[..., first : first + (heads if point == "q" else kv) * size]
+        # MLA's joined keys: without position, with position, values.
         assert self._collector.hp is not None
         nope = int(self._collector.hp["qk_nope_head_dim"])
         if part == "tail":
@@ -306,6 +312,7 @@ class ModuleReader:
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
         heads = self._collector.heads(point, layer)
+        # q and k before rope show which axis is that of heads.
         values = split_heads(values, heads, self._tokens, like, first)
         if point in ("q", "k") and values.ndim == 3:
             self._like[f"{layer}.{point}"] = np.array(values)

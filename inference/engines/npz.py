@@ -68,6 +68,7 @@ class NpzFile:
         self.arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._fortran: dict[str, bool] = {}
         total = 0
+        # Check declared sizes before reading any header.
         for member in members:
             key = self._key(member)
             total += member.file_size
@@ -161,6 +162,7 @@ def read_header(
     `size` are the array's bytes. Afterwards `file` is positioned after the header. The header is
     not evaluated as Python, and its sizes must fit the bytes that follow. Raises FormatError.
     """
+    # The fixed part: magic, version and length.
     magic = file.read(8)
     if len(magic) < 8 or magic[:6] != b"\x93NUMPY" or magic[6] not in (1, 2, 3):
         raise FormatError(f"{where}: begins with {magic.hex(' ')}; expected an .npy array")
@@ -171,6 +173,7 @@ def read_header(
     (length,) = struct.unpack(size_format, raw)
     if length > MAX_HEADER:
         raise FormatError(f"{where}: a header of {length} bytes; at most {MAX_HEADER} are read")
+    # The dictionary of the header, parsed as a literal.
     text = file.read(length)
     if len(text) < length:
         raise TruncatedError(f"{where}: ends inside its header")
@@ -180,6 +183,7 @@ def read_header(
         dtype = np.dtype(descr) if isinstance(descr, str) else None
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
         raise FormatError(f"{where}: its header is not readable: {_short_text(error)}") from None
+    # Shape, dtype and size must be plausible before anything is allocated.
     if (
         not isinstance(shape, tuple)
         or len(shape) > 8
@@ -217,6 +221,7 @@ def load_npz(
     or hostile file, UnsupportedError for arrays that do not hold numbers.
     """
     with ExitStack() as stack:
+        # Find token ids, the order of the arrays and their arithmetic.
         opened = NpzFile(path, stack, file)
         found = _token_ids(opened)
         given = None if ids is None else [int(i) for i in ids]
@@ -240,6 +245,7 @@ def load_npz(
             tokens=None if tokens is None else len(tokens),
             scaled_embedding=is_embedding_scaled(keys, opened.read, model, tokens),
         )
+        # Read the arrays one by one.
         for key in order:
             if opened.arrays[key][1].kind == "U":
                 collector.unknown[key] = "holds text"

@@ -54,6 +54,7 @@ def part_text(
     `own` are the model's values by key, [tokens, width]. `named` are the keys that the array's name
     says; without one it is held against the logits. `tokens` is the number of tokens.
     """
+    # Only arrays of two axes can be a rank's share.
     rows = values
     while rows.ndim > 2 and rows.shape[0] == 1:
         rows = rows[0]
@@ -62,6 +63,7 @@ def part_text(
     keys = [key for key in named if key in own] or [
         key for key in own if has_vocabulary_axis(key.rpartition(".")[2])
     ]
+    # Compare with the shares of each named point, or of the logits.
     for key in keys:
         mine = own[key].reshape(len(own[key]), -1)
         found = _share_text(rows, mine, key, 1) or _share_text(rows, mine, key, 0)
@@ -84,6 +86,7 @@ def _share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
     least = 2 if axis == 0 else 1
     if rows.shape[1 - axis] != mine.shape[1 - axis] or not least <= part < whole or whole % part:
         return ""
+    # The nearest share must be near.
     away = [finite_distance(rows, share) for share in np.split(mine, whole // part, axis)]
     rank = int(np.argmin(away))
     if away[rank] > ALIKE:

@@ -20,6 +20,7 @@ def point_shapes(
     head = int(hp["head_dim"])
     if mla:
         head = int(hp["qk_nope_head_dim"]) + int(hp["qk_rope_head_dim"])
+    # Sizes by the names that the table of points uses.
     dims: dict[str, int] = {
         "hidden_size": int(hp["hidden_size"]),
         "head_dim": head,

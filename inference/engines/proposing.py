@@ -57,6 +57,7 @@ def propose_mapping(
     `own` are the model's values by key, in execution order. `aliases` are the keys of points that
     equal another one of the model, and that one's key.
     """
+    # Compare every array with every point, and read the names.
     fits = {name: _fits_of_array(captures, name, own, len(ids)) for name in captures.names}
     modules = ModuleMap(captures.names)
     said = {
@@ -73,14 +74,17 @@ def propose_mapping(
             names[name] = _mapped_array(fit)
             taken.add(fit.key)
 
+    # Equal values are certain.
     for fit, name in best:
         if fit.distance <= EQUAL and _fits_its_name(fit, fits[name], said[name]):
             take(fit, name)
+    # Then names: those of a pattern, then each alone.
     _take_by_pattern(names, fits, taken, captures)
     _take_by_name(names, fits, taken, said)
     for fit, name in best:
         if fit.distance <= ALIKE:
             take(fit, name)
+    # What is left gets the nearest free point, as possible.
     for name, row in names.items():
         if row is not None or _repeats_taken(fits[name], taken):
             continue  # or the same values once more, as the next layer's input
@@ -141,6 +145,7 @@ def _fits_of_array(
     found: list[PointFit] = []
     values: Numbers | None = None
     rows = captures.rows.get(name)
+    # Only points of the array's size, or of its last row, can fit.
     for key, mine in own.items():
         if rows is not None and POINTS[parse_key(key)[0]].rows != "scores" and len(mine) == tokens:
             mine = mine[list(rows)]

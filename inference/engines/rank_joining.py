@@ -137,6 +137,7 @@ def _layout(
     lengths = [shape[row_axis(shape)] if shape else 0 for shape in shapes]
     if any(len(shape) < 1 for shape in shapes):
         return "replicated"
+    # One number for each token, or one for the whole batch.
     if all(len(shape) == 1 for shape in shapes) and name not in widths.widths:
         # Ids, positions and lengths: one number a token.
         if axis in _ROWS_AXES and (tokens is None or sum(lengths) == tokens):
@@ -147,6 +148,7 @@ def _layout(
             f"{name}: ranks of {axis} hold {_sizes(shapes)}; expected equal widths; were they "
             "dumped from one run?"
         )
+    # Compare a rank's width with that of the model's point.
     part = each.pop()
     whole = widths.widths.get(name)
     in_rows = (
@@ -171,6 +173,7 @@ def _layout(
         raise FormatError(
             f"{name}: {count} ranks of {axis} hold {_sizes(shapes)}; {whole} columns are expected"
         )
+    # Without a point of the model, sizes and values decide.
     if axis in _ROWS_AXES or in_rows:
         return "rows"
     if part * count in widths.known and part not in widths.known:
@@ -294,10 +297,12 @@ def _columns(name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWid
     parts = widths.parts.get(name, ())
     local = width_of(rows[0].shape)
     count = len(rows)
+    # Equal shares of a single matrix follow one another.
     if not parts and (not whole or local * count == whole or whole == widths.vocabulary):
         return _concatenated(name, rows, at, "columns")
     if not parts:
         parts = ((whole, local),)
+    # Parts of a joined result: a rank has its share, at least one head, of each.
     sizes = [max(width // count, unit) for width, unit in parts]
     if sum(sizes) != local:
         raise FormatError(

@@ -140,6 +140,7 @@ def _sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
     for place, one in enumerate(passes):
         free = [row for row in found if row.stream == one.stream]
         for part in _segments(one, place, free):
+            # A segment continues a sequence of its request, or one that ends where it begins.
             start = min(part.positions)
             if part.request:
                 fits = [
@@ -170,6 +171,7 @@ def _segments(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Seg
     ids = None if "ids" not in one.batch else np.asarray(one.batch["ids"].read())
     shape = () if ids is None else ids.shape
     flat = None if ids is None else ids.reshape(-1)
+    # Read positions, ids and bounds of the requests.
     said = None if "positions" not in one.batch else np.asarray(one.batch["positions"].read())
     if (
         said is not None
@@ -182,6 +184,7 @@ def _segments(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Seg
     tokens = _tokens(one, flat, positions)
     bounds = list(_bounds(one, tokens, shape, positions))
     names = _requests(one)
+    # Each request has the rows that its attention mask leaves.
     for number, (first, stop) in enumerate(bounds):
         rows = np.arange(first, stop)
         mask = one.batch.get("mask")
@@ -248,7 +251,7 @@ def _bounds(
     elif positions is not None and positions.size >= tokens > 0:
         own = positions[:tokens]
         one_run = np.array_equal(np.sort(own), np.arange(own.min(), own.min() + tokens))
-        # The chunks of context parallelism stand in another order and are one sequence.
+        # The chunks of context parallelism are in another order and are one sequence.
         breaks = np.array([], np.int64) if one_run else np.flatnonzero(np.diff(own) != 1) + 1
         edges = [0, *breaks.tolist(), tokens]
         yield from pairwise(edges)
@@ -295,6 +298,7 @@ def _choose(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
         raise FormatError(
             f"{len(found)} sequences in the dump ({_listed(found)}); name one by its token ids"
         )
+    # Prefer the sequence of just these ids, then a longer one that begins with them.
     wanted = list(ids)
     unnamed = [one for one in found if one.ids is None]
     same = [one for one in found if one.ids == wanted]
@@ -309,6 +313,7 @@ def _choose(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
             f"{len(wanted)} token ids are given, the dump has {len(found[0].positions)} tokens; "
             "give the ids of the whole dump"
         )
+    # Say what is wrong with what is there.
     for one in found:
         _refuse_gaps(one)
     raise FormatError(
@@ -346,6 +351,7 @@ def _aligned(
     passes: Sequence[Pass], chosen: TokenRun, length: int | None, notes: Sequence[str]
 ) -> AlignedArrays:
     """Return the arrays of one sequence, of its first `length` tokens (None: all)."""
+    # Every position must be there once.
     positions = chosen.positions
     if len(set(positions)) != len(positions):
         twice = next(at for at in positions if positions.count(at) > 1)
@@ -361,6 +367,7 @@ def _aligned(
     left: dict[str, str] = {}
     names = dict.fromkeys(name for one in chosen.segments for name in passes[one.place].arrays)
     whole = tuple(positions[:limit])
+    # Align each array; what does not fit is left out with the reason.
     for name in names:
         try:
             made, own = _rows_of(name, passes, chosen, limit)
@@ -389,6 +396,7 @@ def _rows_of(
     `limit` is the number of tokens (None: all). ValueError if passes do not fit together.
     """
     taken: list[tuple[int, JoinedArray, int]] = []  # position, array of a pass, row in it
+    # Find the row of every position in the arrays of its pass.
     for part in chosen.segments:
         one = passes[part.place].arrays.get(name)
         if one is None:
@@ -408,6 +416,7 @@ def _rows_of(
     taken.sort(key=lambda row: row[0])
     if not taken:
         raise ValueError("no row of the sequence")
+    # All rows must have one shape.
     kinds = {_row_shape(one.shape, passes, one) for _, one, _ in taken}
     if len(kinds) > 1:
         raise ValueError(f"rows of {len(kinds)} shapes: {shorten(str(sorted(kinds)), 80)}")

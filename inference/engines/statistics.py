@@ -50,12 +50,14 @@ def is_table(path: Path) -> bool:
 
 def _table_rows(path: Path) -> dict[str, Mapping[str, Any]]:
     """Return {name: its columns}; {} if the file is not a table of statistics."""
+    # JSON: an object of names, or one under "statistics".
     if path.suffix == ".json":
         said = loads(_read_table(path), str(path), max_bytes=MAX_BYTES)
         said = said.get("statistics", said) if isinstance(said, dict) else said
         rows = said if isinstance(said, dict) else {}
         known = all(isinstance(row, dict) and set(COLUMNS) & set(row) for row in rows.values())
         return rows if known else {}
+    # CSV: a column of names, and at least one statistic.
     reader = csv.DictReader(io.StringIO(_read_table(path).decode("utf-8", "replace")))
     fields = reader.fieldnames or ()
     if "name" not in fields or not set(COLUMNS) & set(fields):
@@ -117,6 +119,7 @@ def _row_stats(row: Mapping[str, Any], where: str) -> Stats:
             raise FormatError(
                 f"{where}: {column} is {shorten(str(said), 80)!r}; expected a number"
             ) from None
+    # Values that are not finite count as such, and leave the statistic open.
     bad = any(value is not None and not math.isfinite(value) for value in numbers.values())
     count = row.get("count")
     size = int(count) if isinstance(count, (int, str)) and str(count).isdigit() else 0

@@ -45,7 +45,7 @@ DTYPES = {
 }  # fmt: skip
 # By what is added to the scores; eager attention adds it twice.
 _ADDED_ONCE = {"alibi_keys": "sdpa"}
-_INSIDE = re.compile(r"(\.[^.\d][^.]*)+$")  # what a module's path has behind its layer's number
+_INSIDE = re.compile(r"(\.[^.\d][^.]*)+$")  # what a module's path has after its layer's number
 _ATTENTION = ("#q_attn", "#k_attn", "#scores", "#probs")
 
 
@@ -68,6 +68,7 @@ def run_transformers(
     """
     device = _torch_device(choice.device)
     with ExitStack() as stack:
+        # Open the model in transformers.
         folder, via = _folder_to_load(model, stack)
         head = model.spec.block.head != "none"
         attention = _ADDED_ONCE.get(model.spec.block.score_bias, "eager")
@@ -75,6 +76,7 @@ def run_transformers(
         if threads is not None:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
+        # Record modules' values during one pass.
         collector = Collector(
             stack.enter_context(Spool()),
             model,

@@ -71,10 +71,10 @@ def known_entries(case: Mismatch) -> Array:
 
 def score_scale_change(patched: PatchedModel, value: float) -> Change:
     """Return the change that multiplies scores by `value` in place of the model's factor."""
-    told = float(patched.hp["attn_scale"])
+    configured = float(patched.hp["attn_scale"])
     return Change(
         "attention_scale",
-        f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
+        f"scores are multiplied by {value:.9g}; the model says {configured:.9g}",
         ("attn_scale",),
         lambda patched, layers: change_head_fields(patched, layers, scale=value),
         {"attn_scale": value},
@@ -87,19 +87,22 @@ def find_score_scale(case: Mismatch) -> Iterator[Change]:
     if call is None:
         return
     heads = call.args[2]
-    told = float(heads.scale)
+    configured = float(heads.scale)
     d = int(case.patched.hp["head_dim"])
-    usual = {1.0, d**-0.5, 1 / d, told * d**0.5, told * d**-0.5, told / 2, told * 2,
-             float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
+    # Factors that engines use by mistake.
+    usual = {1.0, d**-0.5, 1 / d, configured * d**0.5, configured * d**-0.5, configured / 2,
+             configured * 2, float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
     if case.patched.hp["attn_scale_by_layer"] or case.layer > 0:
-        usual |= {told * (case.layer + 1), told / (case.layer + 1)}
+        usual |= {configured * (case.layer + 1), configured / (case.layer + 1)}
     theirs = case.part(call)
+    # Without recorded scores, try these.
     if theirs is None:
         yield from case.best_number(
             lambda s: score_scale_change(case.patched, s),
-            (s for s in usual if not math.isclose(s, told)),
+            (s for s in usual if not math.isclose(s, configured)),
         )
         return
+    # With them, solve the factor, softcap undone.
     products, there = (
         _query_key_products(case, call)[known_entries(case)],
         theirs[known_entries(case)].astype(np.float64),
@@ -121,14 +124,16 @@ def find_score_scale(case: Mismatch) -> Iterator[Change]:
 
 def _softcap_change(case: Mismatch, value: float | None) -> Change:
     """Return the change to the softcap `value` on scores; None for no cap."""
-    told, scale = case.patched.hp["attn_softcap"], float(case.patched.hp["attn_scale"])
+    configured, scale = case.patched.hp["attn_softcap"], float(case.patched.hp["attn_scale"])
     early = (
-        told is not None and value is not None and math.isclose(value, told * scale, rel_tol=1e-3)
+        configured is not None
+        and value is not None
+        and math.isclose(value, configured * scale, rel_tol=1e-3)
     )
     return Change(
         "softcap",
         f"scores are {'not capped' if value is None else f'capped at {value:g}'}; the model "
-        f"{'caps none' if told is None else f'says {told:g}'}"
+        f"{'caps none' if configured is None else f'says {configured:g}'}"
         f"{', which is before the scale' * early}",
         ("attn_softcap",),
         lambda patched, layers: change_head_fields(patched, layers, softcap=value),
@@ -141,14 +146,15 @@ def try_softcaps(case: Mismatch) -> Iterator[Change]:
     call = case.call("scores")
     if call is None:
         return
-    told = call.args[2].softcap
-    if told is not None:
+    configured = call.args[2].softcap
+    if configured is not None:
         yield _softcap_change(case, None)
     theirs = case.part(call)
     if theirs is None:
-        if told is not None:
+        if configured is not None:
             yield from case.best_number(
-                lambda c: _softcap_change(case, c), (told / 4, told / 2, told * 2, told * 4)
+                lambda c: _softcap_change(case, c),
+                (configured / 4, configured / 2, configured * 2, configured * 4),
             )
         return
     known = known_entries(case)
@@ -279,7 +285,7 @@ def _causal_mask(case: Mismatch) -> Array:
 
 def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
     """Return the change to attention that sees the last `window` tokens; None for all of them."""
-    told = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
+    configured = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
     seen = _causal_mask(case)
     if window is not None:
         at = np.arange(case.tokens)
@@ -287,7 +293,7 @@ def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
     reach = "all earlier tokens" if window is None else f"{window} tokens"
     return Change(
         "sliding_window",
-        f"attention reaches {reach}; the model says {told or 'all'}",
+        f"attention reaches {reach}; the model says {configured or 'all'}",
         ("sliding_window",),
         attend_with_mask(seen),
         {"sliding_window": window},
@@ -320,7 +326,8 @@ def find_window(case: Mismatch) -> Iterator[Change]:
     if case.patched.spec.block.window == "chunk" and _layer_has_window(case):
         yield from _try_chunks(case)
         return
-    told = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
+    configured = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
+    # Recorded probabilities show the reach directly.
     pattern = _recorded_mask(case)
     if pattern is not None:
         reach = pattern.sum(axis=1)
@@ -328,11 +335,12 @@ def find_window(case: Mismatch) -> Iterator[Change]:
         unlimited = bool((reach == np.arange(1, case.tokens + 1)).all())
         yield _sliding_window_change(case, None if unlimited else found)
         return
+    # Otherwise the first row that differs shows where windows part.
     rows = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
     if not len(rows):
         return
     first = int(rows[0])
-    if told is not None and first >= int(told):
+    if configured is not None and first >= int(configured):
         yield _sliding_window_change(case, None)
         wide = case.attempt(_sliding_window_change(case, None), frozenset({case.layer}))
         if wide is not None:
@@ -348,8 +356,8 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
 
     The other size is the first row that differs.
     """
-    told = int(case.patched.hp["sliding_window"])
-    says = f"; the model says chunks of {told}"
+    configured = int(case.patched.hp["sliding_window"])
+    says = f"; the model says chunks of {configured}"
 
     def change(size: int | None, reach: str) -> Change:
         """Return the change to chunks of `size` tokens; None for no chunks.
@@ -368,7 +376,7 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
     yield change(None, "all earlier tokens")
     yield Change(
         "sliding_window",
-        f"attention reaches {told} tokens{says}",
+        f"attention reaches {configured} tokens{says}",
         ("sliding_window",),
         lambda patched, layers: patched.with_block(window="sliding"),
         {"window": "sliding"},
@@ -390,6 +398,7 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
         return
     pattern = _recorded_mask(case)
     n = case.tokens
+    # A model that sees all tokens: only another mask can be wrong.
     if case.patched.spec.block.attends == "all":
         seen = _causal_mask(case) if pattern is None else pattern
         says = "reaches other tokens than the model says"
@@ -397,6 +406,7 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
             says = "is causal: queries do not see later tokens"
         yield Change("mask", f"attention {says}", ("mask",), attend_with_mask(seen))
         return
+    # A recorded mask is used, unless a window or chunks explain it.
     if pattern is not None:
         reach = pattern.sum(axis=1)
         steps = np.arange(1, n + 1)
@@ -425,6 +435,7 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
         ("mask",),
         attend_with_mask(np.ones((n, n), np.bool_)),
     )
+    # Without one, try no mask and one without the query's own token.
     own = _causal_mask(case) & ~np.eye(n, dtype=np.bool_)
     own[0, 0] = True
     yield Change("mask", "queries do not see their own token", ("mask",), attend_with_mask(own))

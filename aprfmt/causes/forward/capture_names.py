@@ -82,6 +82,7 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
     point: with or without the residual stream, a scale, a softcap or a bias.
     """
     views, key = case.found.views, case.view.key
+    # Other points of this layer, and those before and after it.
     keys = neighbour_keys(key, case.layer)
     keys += ["embd", "embd_scaled"] if case.layer == 0 else []
     before, after = f"L{case.layer - 1}.out", f"L{case.layer + 1}.attn_norm"
@@ -92,12 +93,14 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
         for source in (views[other].mine if other in views else None, case.plain.get(other)):
             if source is not None:
                 yield f"what belongs to {name}", np.asarray(source)
+    # This point with or without the residual stream.
     mine = case.view.mine
     stream = _residual_stream(case)
     if stream is not None and stream.size == mine.size:
         stream = stream.reshape(mine.shape)
         yield f"{case.view.point} plus the residual stream", mine + stream
         yield f"{case.view.point} less the residual stream", mine - stream
+    # This point with or without its last operation: scale, cap, bias.
     call = case.call("scores")
     if call is not None and case.exact(call):
         q, k = (case.array(x).astype(np.float64) for x in call.args[:2])

@@ -64,7 +64,7 @@ TAKEN: Mapping[str, tuple[str, Callable[[Array, Array], tuple[Array, Array]]]] =
         "conv_state", lambda window, kernel: (window, _last_tap_only(kernel)),
     ),
 }  # fmt: skip
-# Point behind which a gate multiplies -> what is said of it.
+# Point after which a gate multiplies -> what is said of it.
 GATES: Mapping[str, str] = {
     "conv_in": "the gate before the convolution is left out",
     "conv": "the gate after the convolution is left out",
@@ -190,6 +190,7 @@ def _solve_rows_before(case: Mismatch) -> Array | None:
         return None
     window, kernel = (case.array(x).astype(np.float64) for x in call.args[:2])
     back = kernel.shape[1] - 1
+    # Only the tokens that look back before the first may differ.
     away = case.by_row(case.view) > 2 * case.view.tolerance
     if len(away) <= back or not away[:back].any() or away[back:].any():
         return None

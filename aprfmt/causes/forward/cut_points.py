@@ -7,7 +7,7 @@ from aprfmt.inference.capture import POINTS, key_name, parse_key
 from aprfmt.inference.replay.shadow import shadow_point
 from aprfmt.measure.tolerances import DISCRETE
 
-# Points through which everything before them in their half of a layer acts.
+# Points through which all earlier points of their sublayer act.
 ATTENTION = ("attn", "attn_out", "attn_contrib", "mid")
 MLP = ("ffn_mul", "ffn_out", "moe_out", "ffn_contrib", "out")
 STREAM = ("embd", "embd_scaled", "in", "mid", "out", "final_norm", "logits_raw", "logits")

@@ -147,7 +147,7 @@ def _rms_norm(x: Array, w: Array, eps: float) -> Array:
     return found
 
 
-# What is said -> what leaves the norm behind the state, of values, weight, gate and epsilon.
+# What is said -> the result of the norm after the state, of values, weight, gate and epsilon.
 GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
     "the output gate is left out": lambda x, w, gate, eps: _rms_norm(x, w, eps),
     "the output gate is a sigmoid, not silu": lambda x, w, gate, eps: (
@@ -169,11 +169,13 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
     if "gated_delta" not in mixer_kinds(patched):
         return
     shifts = [key for key in patched.weights if key.endswith(".ssm_dt.bias")]
+    # The bias of the decay.
     if shifts:
         says = "no dt_bias is added before the decay's softplus"
         yield zero_weights_change("missing_bias", says, shifts, patched)
         says = "dt_bias is added twice before the decay's softplus"
         yield scale_weights_change("missing_bias", says, shifts, patched, 2.0)
+    # Each part of the rule in turn: decay, rule, strength, norm, gate.
     for decay, decays in DECAYS.items():
         yield _change(decay, "decay", _with_decay(decays))
     for says, parts in RULES.items():
@@ -181,9 +183,9 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
     yield _change("queries and keys are exchanged", "delta", _exchange_key_heads)
     for says, strength in STRENGTHS.items():
         yield _change(says, "beta", _with_strength(strength))
-    told = float(patched.hp["delta_strength"])
-    if told != 1:
-        says = f"in the delta net beta is its sigmoid, not {told:g} times that"
+    configured = float(patched.hp["delta_strength"])
+    if configured != 1:
+        says = f"in the delta net beta is its sigmoid, not {configured:g} times that"
         yield hyper_change("recurrence", says, delta_strength=1.0)
     eps, own = float(patched.hp["norm_eps"]), float(patched.hp["delta_norm_eps"])
     if eps != own:

@@ -43,6 +43,7 @@ def usual_shared_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes for the usual mistakes of the shared expert; none for models without one."""
     if patched.spec.block.shared_expert == "none" or not patched.hp["shared_ffn_size"]:
         return
+    # Another weight of the shared expert, then other gates.
     scale = float(patched.hp["routed_scale"])
     factors = {2.0: "is added twice", 0.5: "is halved"}
     if scale != 1:
@@ -106,6 +107,7 @@ def drop_over_capacity(experts: Array, weights: Array, capacity: int, *, by_weig
     An expert keeps its first `capacity` tokens, or with `by_weight` those of highest weights.
     """
     kept = np.array(weights)
+    # Drop the places of an expert beyond its capacity.
     for expert in np.unique(experts):
         places = np.argwhere(experts == expert)
         if by_weight:
@@ -169,6 +171,7 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
         tried: dict[int, None] = {}
         for chosen, weights in _recorded_routing(case):
             used = np.bincount(chosen.reshape(-1))
+            # A capacity fits if it drops just these tokens.
             for number in range(1, int(used.max())):
                 kept = drop_over_capacity(chosen, weights, number, by_weight=by_weight)
                 lost = np.flatnonzero((kept != weights).any(-1))

@@ -86,10 +86,11 @@ def choices(patched: PatchedModel) -> Iterator[Change]:
     kind = patched.spec.block.indexer
     if kind == "none":
         return
-    told = int(patched.hp["index_topk"])
-    for count in dict.fromkeys((told - 1, told + 1, told // 2, 2 * told)):
-        if count > 0 and count != told:
-            says = f"an indexer chooses {count} keys; the model says {told}"
+    # Other numbers of keys, all keys, or their neighbours.
+    configured = int(patched.hp["index_topk"])
+    for count in dict.fromkeys((configured - 1, configured + 1, configured // 2, 2 * configured)):
+        if count > 0 and count != configured:
+            says = f"an indexer chooses {count} keys; the model says {configured}"
             yield hyper_change(CAUSE, says, index_topk=count)
     yield _op(
         "attention reads every key, not those that an indexer chooses",
@@ -111,6 +112,7 @@ def choices(patched: PatchedModel) -> Iterator[Change]:
         _unrotated,
         {CAUSE: "not rotated"},
     )
+    # Other rotations and other scores of the indexer.
     other = "interleaved" if kind == "half" else "half"
     yield Change(
         CAUSE,

@@ -90,6 +90,7 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
             gives = np.where((rows >= 0).reshape(-1, *[1] * (mine.ndim - 1)), mine[rows], 0)
             yield replace(found, says=says, drop=held, where=(case.view.key,), gives=gives)
         return
+    # Recorded scores show which key each column belongs to.
     scores, mix = case.call("scores"), case.call("mix")
     if scores is not None and case.exact(scores):
         rows = _match_score_columns(case, scores)
@@ -97,6 +98,7 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
             yield cache_change(rows, None)
             yield cache_change(rows, rows)
         return
+    # Attention's output on recorded probabilities shows the values.
     if mix is not None and scores is None and case.exact(mix):
         rows = _solve_value_rows(case, mix)
         if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
@@ -104,6 +106,7 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
         return
     if scores is None or mix is None:
         return
+    # Otherwise try usual mistakes: the row before, after, stale, or zeros.
     at = np.arange(case.tokens)
     first = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
     start = int(first[0]) if len(first) else 0
@@ -140,6 +143,7 @@ def _match_score_columns(case: Mismatch, call: OperationCall) -> Array | None:
         return None
     ours, known = case.array(call.result), known_entries(case)
     rows = np.full(case.tokens, -2, np.int64)
+    # Find for each recorded column of scores the key that gives it.
     for j in range(case.tokens):
         use = known[:, :, j]
         column = theirs[:, :, j][use]

@@ -99,15 +99,16 @@ def _unnormed(patched: PatchedModel, layers: Layers) -> PatchedModel:
 def changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes for usual mistakes of lightning attention and of residual factors."""
     if patched.spec.block.residual == "norm":
-        told = tuple(float(factor) for factor in patched.hp["residual_scales"])
+        # Residual factors left out, in pairs and all together.
+        configured = tuple(float(factor) for factor in patched.hp["residual_scales"])
         for at, name in ((0, "with attention"), (2, "with lightning attention"), (4, "of experts")):
-            if told[at : at + 2] != (1.0, 1.0):
-                other = (*told[:at], 1.0, 1.0, *told[at + 2 :])
+            if configured[at : at + 2] != (1.0, 1.0):
+                other = (*configured[:at], 1.0, 1.0, *configured[at + 2 :])
                 says = f"the stream and what is added have no factors behind halves {name}"
                 yield hyper_change("multiplier", says, residual_scales=other)
-        if any(factor != 1 for factor in told):
+        if any(factor != 1 for factor in configured):
             says = "the stream and what is added to it have no factors"
-            yield hyper_change("multiplier", says, residual_scales=(1.0,) * len(told))
+            yield hyper_change("multiplier", says, residual_scales=(1.0,) * len(configured))
     if "lightning" not in mixer_kinds(patched):
         return
     for says, rates in RATES.items():

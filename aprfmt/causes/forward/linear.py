@@ -30,6 +30,7 @@ def find_missing_bias(case: Mismatch) -> Iterator[Change]:
     if found is None:
         yield from _leave_out_biases(case)
         return
+    # The difference must be one vector in all rows.
     away = found.theirs.astype(np.float64) - found.ours
     vector = away.mean(axis=0)
     size = exact_norm(found.theirs)
@@ -37,6 +38,7 @@ def find_missing_bias(case: Mismatch) -> Iterator[Change]:
         if found.key:
             yield from _leave_out_biases(case)
         return
+    # Name the vector: an added bias, a missing one, a repeated one, or another.
     name = f"{found.role}.bias"
     near = max(1e-3, 10 * case.view.tolerance)
     if found.bias is None:
@@ -179,6 +181,7 @@ def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, M
     role = key.removesuffix(".weight").rpartition(".")[2]
     d = int(case.patched.hp["head_dim"])
     count = len(order)
+    # Orders that have a name in attention: heads, rope pairs, a wrong head count.
     if role in ("attn_q", "attn_k", "attn_v") and count % d == 0:
         heads = order.reshape(-1, d)
         if (heads // d == heads[:, :1] // d).all() and (heads % d == np.arange(d)).all():
@@ -200,6 +203,7 @@ def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, M
                 f"rows were permuted for {many} heads{words}; the tensor has {count // d}",
                 {"heads": many},
             )
+    # Any other order: a shift, or no known one.
     shift = np.unique((order - np.arange(count)) % count)
     if len(shift) == 1:
         move = int(shift[0]) if shift[0] <= count // 2 else int(shift[0]) - count

@@ -202,15 +202,17 @@ class Mismatch:
         `values` are tried; the best is improved between its neighbours by golden section, in
         logarithms, where numbers are fitted. Nothing is yielded unless the residual falls to half.
         """
+        # Try the given numbers.
         tried = sorted({float(value) for value in values})
         scores = {value: self.trial(make(value)) for value in tried}
         if not scores:
             return
         best = min(scores, key=lambda value: scores[value])
         assert self.view.residual is not None
-        if scores[best] <= self.view.tolerance:  # a known number, as exact as it stands
+        if scores[best] <= self.view.tolerance:  # a known number, which needs no rounding
             yield make(best)
             return
+        # Improve the best one between its neighbours.
         if self.fitting and best > 0:
             at = tried.index(best)
             low = tried[at - 1] if at and tried[at - 1] > 0 else best / 4
@@ -229,9 +231,11 @@ class Mismatch:
         """
         ratio = (math.sqrt(5) - 1) / 2
         assert self.view.residual is not None
+        # Search in logarithms, since numbers span many sizes.
         a, b = math.log(low), math.log(high)
         c, d = b - ratio * (b - a), a + ratio * (b - a)
         fc, fd = self.trial(make(math.exp(c))), self.trial(make(math.exp(d)))
+        # Stop when it is exact, or when patience has not halved the distance.
         for step in range(40):
             value, found = (math.exp(c), fc) if fc < fd else (math.exp(d), fd)
             if found < score:

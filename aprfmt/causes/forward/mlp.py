@@ -30,10 +30,10 @@ def try_activations(case: Mismatch) -> Iterator[Change]:
 
 def activation_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the changes to every other activation function of KINDS."""
-    told = str(patched.hp["activation"])
+    configured = str(patched.hp["activation"])
     for kind in KINDS:
-        if kind != told:
-            says = f"the activation is {kind}; the model says {told}"
+        if kind != configured:
+            says = f"the activation is {kind}; the model says {configured}"
             yield Change(
                 "activation", says, ("activation",), use_activation(kind), {"activation": kind}
             )
@@ -45,8 +45,8 @@ def use_activation(kind: str) -> Any:
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this activation in `layers`."""
 
-        def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
-            """Return function `kind` of `x`; `told`, the model's own function, is not used."""
+        def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:
+            """Return function `kind` of `x`; the `configured` one is not used."""
             return op(x, kind, **kwargs)
 
         return patched.with_op("activate", override, layers)
@@ -102,9 +102,9 @@ def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ..
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose xIELU in `layers` uses the changed numbers."""
 
-        def override(op: Any, at: Any, x: Any, *told: float) -> Any:
+        def override(op: Any, at: Any, x: Any, *configured: float) -> Any:
             """Return xIELU of `x` with the changed numbers."""
-            return op(x, *change(*told))
+            return op(x, *change(*configured))
 
         return patched.with_op("xielu", override, layers)
 
@@ -117,7 +117,7 @@ def _clamp_activation(limit: float, alpha: float) -> Any:
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this clamp and gain in `layers`."""
 
-        def override(op: Any, at: Any, gate: Any, up: Any, *told: float) -> Any:
+        def override(op: Any, at: Any, gate: Any, up: Any, *configured: float) -> Any:
             """Return gpt-oss's activation of gate and up with this clamp and gain."""
             return op(gate, up, limit, alpha)
 
@@ -260,13 +260,13 @@ def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
     }  # fmt: skip
     for says, how in rows.items():
         yield Change("activation", says, ("activation",), _oss_activation(how), {"swiglu": says})
-    told = float(patched.hp["swiglu_alpha"])
+    configured = float(patched.hp["swiglu_alpha"])
     for alpha in (1.0, 1.702):
-        if alpha != told:
+        if alpha != configured:
             limit = float(patched.hp["swiglu_limit"])
             yield Change(
                 "activation",
-                f"the gate's gain is {alpha:g}; the model says {told:g}",
+                f"the gate's gain is {alpha:g}; the model says {configured:g}",
                 ("swiglu_alpha",),
                 _clamp_activation(limit, alpha),
                 {"swiglu_alpha": alpha},
@@ -293,6 +293,7 @@ def solve_activation_number(case: Mismatch) -> Iterator[Change]:
 
     Numbers are found on even rows; the whole point judges them.
     """
+    # The activation's own input and result are known.
     call = case.call("activate")
     if call is not None and case.exact(call):
         theirs = case.part(call)
@@ -302,6 +303,7 @@ def solve_activation_number(case: Mismatch) -> Iterator[Change]:
             np.asarray(z, np.float64)[even] for z in (case.array(call.args[0]), call.result, theirs)
         )
         yield from _solve_numbers(case, x, ours, y)
+    # The gated product is known: other forms of it, or a clamp of up.
     mul = case.call("mul")
     if mul is None or not case.exact(mul) or case.view.point != "ffn_mul":
         return

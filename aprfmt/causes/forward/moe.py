@@ -89,14 +89,14 @@ def without_choice_correction(patched: PatchedModel) -> Iterator[Change]:
 
 def routed_scale_change(patched: PatchedModel, value: float) -> Change:
     """Return the change of the common factor on the experts' weights to `value`."""
-    told = float(patched.hp["routed_scale"])
-    says = f"routed experts are weighted by {value:g}; the model says {told:g}"
+    configured = float(patched.hp["routed_scale"])
+    says = f"routed experts are weighted by {value:g}; the model says {configured:g}"
     return hyper_change("moe_routing", says, routed_scale=value)
 
 
 def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
     """Yield the change to the common factor on the experts' weights that the trace shows."""
-    told = float(case.patched.hp["routed_scale"])
+    configured = float(case.patched.hp["routed_scale"])
 
     def change(value: float) -> Change:
         """Return the change of the common factor to `value`."""
@@ -105,10 +105,10 @@ def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
     if case.view.point == "expert_w":
         ours, theirs = case.view.mine.astype(np.float64), case.view.theirs.astype(np.float64)
         if ours.shape == theirs.shape and np.sum(ours):
-            found = float(np.sum(theirs) / np.sum(ours)) * told
-            if abs(found - told) > 1e-3 * told:
+            found = float(np.sum(theirs) / np.sum(ours)) * configured
+            if abs(found - configured) > 1e-3 * configured:
                 yield from case.rounded(change, found)
-    elif told != 1:
+    elif configured != 1:
         yield change(1.0)
 
 
@@ -127,6 +127,7 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
     mapping = _vote_expert_order(case, calls, count)
     if mapping is None or mapping == list(range(count)):
         return
+    # Reorder weights and biases of all three stacks alike.
     arrays = {}
     for key in [f"L{layer}.{role}.{part}" for role in STACKS for part in ("weight", "bias")]:
         if key in patched.weights:
@@ -151,6 +152,7 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
     outputs = _all_expert_outputs(case, count)
     if outputs is None:
         return None
+    # Collect which experts each token used, and what they added in the reference.
     chosen: dict[int, list[tuple[int, float]]] = {t: [] for t in range(tokens)}
     routed = np.zeros_like(outputs[0])
     for expert, call in zip(_experts_in_order(case), calls, strict=True):
@@ -163,6 +165,7 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
     if point is None:
         return None
     wanted = case.view.theirs - (point - routed)
+    # A token votes for the assignment of experts that gives its value in the trace.
     votes = np.zeros((count, count))
     for token in case.rows.tolist():
         picked = chosen[token]
@@ -178,6 +181,7 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
         if answer is not None and best <= 0.01 * scale:
             for g, (e, _) in zip(answer, picked, strict=True):
                 votes[e, g] += 1
+    # Turn votes into a mapping; it must be one to one.
     mapping = [int(np.argmax(row)) if row.any() else -1 for row in votes]
     left = [g for g in range(count) if g not in mapping]
     if len(set(mapping) - {-1}) + len(left) != count:
@@ -212,6 +216,7 @@ def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
     if gated is None:
         return None
 
+    # A context is needed for the gated activation of the reference.
     ids = np.asarray(patched.ids)
     facts = PassFacts(ids, np.arange(len(ids)), 0, (0,))
     context = Context(
@@ -230,6 +235,7 @@ def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
             else patched.backend.add(y, bias.expert(expert).array(patched.backend))
         )
 
+    # Run the MLP of every expert on all tokens.
     outputs = []
     for expert in range(count):
         inner = context.gate(

@@ -65,31 +65,35 @@ def find_eps(case: Mismatch) -> Iterator[Change]:
     if theirs is None:
         yield from case.best_number(lambda e: _eps_change_here(case, e), EPS)
         return
+    # Reduce a layer norm to the form of an RMS norm.
     x, ours = case.array(call.args[0]), case.array(call.result)
     if call.op == "layer_norm":
         x = x - x.mean(-1, keepdims=True)
         bias = call.args[2]
         if bias is not None:
             ours, theirs = ours - case.array(bias), theirs - case.array(bias)
+    # The ratio to the reference must be one number in each row.
     width = x.shape[-1]
     square = np.mean(x.astype(np.float64) ** 2, -1).reshape(-1)
     mine, other = (np.asarray(v, np.float64).reshape(-1, width) for v in (ours, theirs))
     ratio = np.sum(other * mine, -1) / np.maximum(np.sum(mine * mine, -1), 1e-300)
     if rel_l2(mine * ratio[:, None], other) > 10 * case.view.tolerance or not (ratio > 0).all():
         return
+    # Solve for epsilon; small rows are the most exact.
     found = (square + call.kwargs["eps"]) / ratio**2 - square
     smallest = np.argsort(square, kind="stable")[: max(1, len(square) // 4)]
     value = float(np.median(found[smallest]))
     if value <= 0:
         yield _eps_change_here(case, 0.0)
         return
+    # Try it in all norms, then in this one alone.
     for change in case.rounded(lambda e: _eps_change_here(case, e), value):
         yield change
         [found] = change.values.values()
         yield _eps_change_here(case, float(found), point_before_norm(case.patched, call.at))
 
 
-# Points behind which a norm stands -> what the norm is called.
+# Points that a norm follows -> what the norm is called.
 PLACES: Mapping[str, str] = {
     "in": "before attention", "mid": "before the MLP", "out": "before the head",
     "attn_out": "after attention", "ffn_out": "after the MLP", "moe_out": "after the experts",
@@ -170,6 +174,7 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
     key = norm_key(case)
     if theirs is None or key is None:
         return
+    # Remove bias and weight from the reference's result.
     ours, bias = case.array(call.result), None
     if call.op == "layer_norm" and call.args[2] is not None:
         bias = case.array(call.args[2])
@@ -182,6 +187,7 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
     mine = (np.asarray(ours, np.float64) - shift).reshape(-1, width)
     other = (np.asarray(theirs, np.float64) - shift).reshape(-1, width)
     plain = np.divide(mine, factor, out=np.zeros_like(mine), where=factor != 0)
+    # The least-squares weight of each column must explain all rows.
     weights = np.sum(other * plain, 0) / np.maximum(np.sum(plain * plain, 0), 1e-300)
     if not case.close(plain * weights, other):
         return

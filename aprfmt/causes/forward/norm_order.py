@@ -244,12 +244,13 @@ def round_keys_and_values(dtype: str) -> MakeWorld:
     )
 
 
-def add_to_normed(halves: Collection[str]) -> MakeWorld:
+def add_to_normed(sublayers: Collection[str]) -> MakeWorld:
     """Return a patch: sublayer results are added to the norm's output, not to the stream.
 
-    `halves` names the sublayers, `attn` and `ffn`. A norm right before a sublayer is the one that
+    `sublayers` are `attn`, `ffn` or both. A norm right before a sublayer is the one that
     follows `in` (or what enters a layer) and `mid`.
     """
+    # Points that a sublayer's norm reads, and points of the sublayer's result.
     before = {"attn": ("in", "out", "embd", "embd_scaled"), "ffn": ("mid",)}
     behind = {"attn": ("attn", "attn_out"), "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out")}
 
@@ -260,16 +261,16 @@ def add_to_normed(halves: Collection[str]) -> MakeWorld:
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
             """Return the norm of `x`; remember it if a chosen sublayer reads it."""
             y = op(x, *args, **kwargs)
-            for half in halves:
-                if at.point in before[half]:
-                    held[half] = y
+            for sublayer in sublayers:
+                if at.point in before[sublayer]:
+                    held[sublayer] = y
             return y
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
             """Return a + b; after a chosen sublayer, the remembered norm plus b."""
-            for half in halves:
-                if at.point in behind[half] and b.ndim > 1 and half in held:
-                    return op(held.pop(half), b)
+            for sublayer in sublayers:
+                if at.point in behind[sublayer] and b.ndim > 1 and sublayer in held:
+                    return op(held.pop(sublayer), b)
             return op(a, b)
 
         return patched.with_ops(NORMS, norm, layers).with_op("add", add, layers)

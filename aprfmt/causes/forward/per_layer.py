@@ -197,17 +197,18 @@ def _changes_of_rows(
 def shared_key_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes that let a layer without own keys and values read those of another layer."""
     hp, n = patched.hp, patched.n_layers
+    # Layers without keys of their own, and those that have some.
     shared = [layer for layer in range(n) if not hp["own_kv_layers"][layer]]
     owners = [layer for layer in range(n) if hp["own_kv_layers"][layer]]
     for layer in shared:
-        told = key_value_layer(hp, layer)
+        configured = key_value_layer(hp, layer)
         for other in owners:
             alike = kv_heads(hp, other) == kv_heads(hp, layer)
-            if other != told and alike and head_dim(hp, other) == head_dim(hp, layer):
+            if other != configured and alike and head_dim(hp, other) == head_dim(hp, layer):
                 yield Change(
                     "kv_sharing",
                     f"L{layer} reads the keys and values of L{other}; by the model "
-                    f"those of L{told}",
+                    f"those of L{configured}",
                     (f"L{layer}.own_kv_layers",),
                     _read_keys_of(layer, other),
                     {"layer": other},

@@ -1,4 +1,4 @@
-"""The matrix product behind a trace's value, and the weights that may have been used in it."""
+"""The matrix product that gave a trace's value, and the weights that may have been used in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,10 +68,12 @@ def product_of(case: Mismatch) -> Product | None:
     last = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
     if last is None or last.op not in ("linear", "router", "add") or not case.exact(last):
         return None
+    # Both outputs as [rows, columns].
     theirs, rows = case.part(last), case.rows
     assert theirs is not None
     theirs, ours = theirs.reshape(len(theirs), -1), case.array(last.result)
     ours = ours.reshape(len(ours), -1)
+    # The last operation is a bias; the product may be recorded or not.
     if last.op == "add":
         if case.array(last.args[1]).ndim != 1:
             return None
@@ -83,6 +85,7 @@ def product_of(case: Mismatch) -> Product | None:
             return Product(ours[rows], theirs[rows], ours[rows], bias, "", f"{layer}{role}")
     else:
         inner, bias = last, None if last.args[2] is None else case.array(last.args[2])
+    # The product itself, with its input and weight.
     key = inner.args[1].key
     x = case.array(inner.args[0])[rows]
     return Product(x, theirs[rows], ours[rows], bias, key, key.removesuffix(".weight"))

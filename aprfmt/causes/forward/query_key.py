@@ -115,13 +115,13 @@ def _temperature_factors(patched: PatchedModel, counted: int) -> Any:
 
 def _temperature_change(patched: PatchedModel, length: int, scale: float) -> Change:
     """Return the change to another length and growth of the factor on queries."""
-    told = patched.hp["temperature_length"], patched.hp["temperature_scale"]
+    configured = patched.hp["temperature_length"], patched.hp["temperature_scale"]
     values = {"temperature_length": length, "temperature_scale": scale}
     return Change(
         "attention_scale",
         f"queries grow by {scale:g} times a logarithm of the position over {length}; the model "
-        f"says {told[1]:g} and {told[0]}",
-        tuple(name for name, old in zip(values, told, strict=True) if values[name] != old),
+        f"says {configured[1]:g} and {configured[0]}",
+        tuple(name for name, old in zip(values, configured, strict=True) if values[name] != old),
         lambda patched, layers: patched.with_hyper(**values),
         values,
         scoped=False,

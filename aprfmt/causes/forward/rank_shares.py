@@ -122,6 +122,7 @@ def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
     for count in COUNTS[:2]:
         if w.shape[1] % count:
             return
+        # Solve which share of columns each share of the input was multiplied by.
         xs, ws = np.split(found.x, count, 1), np.split(w, count, 1)
         parts = np.stack([x @ share.T for x in xs for share in ws]).astype(np.float64)
         columns = parts[:, even].reshape(count * count, -1).T
@@ -129,6 +130,7 @@ def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
             return
         wanted = found.bare[even].astype(np.float64).reshape(-1)
         solved = np.round(np.linalg.lstsq(columns, wanted, rcond=None)[0]).reshape(count, count)
+        # It must be one share each, in another order, and fit the odd rows.
         chosen = solved.argmax(1)
         if not np.array_equal(solved, np.eye(count)[chosen]) or list(chosen) == list(range(count)):
             continue

@@ -81,6 +81,7 @@ def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
     table = weight_values(case.patched, "token_embd.weight")
     if table is None:
         return
+    # Find the table's nearest row for every token; each must match.
     theirs = case.view.theirs[case.rows].astype(np.float64)
     scale = float(case.patched.hp["embedding_scale"]) if case.view.point == "embd_scaled" else 1.0
     found = []
@@ -91,12 +92,14 @@ def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
             return
         found.append(best)
     ids = np.asarray(case.patched.ids)[case.rows][: len(found)]
+    # A few wrong rows: the run read other token ids.
     few = np.flatnonzero(np.asarray(found) != ids)
     if 0 < len(few) <= MOST_WRONG * len(ids):
         read = np.asarray(case.patched.ids).copy()
         read[case.rows[few]] = np.asarray(found)[few]
         yield token_ids_change(np.asarray(case.patched.ids), read)
         return
+    # All rows shifted alike: the table is read with an offset.
     shift = np.unique((np.asarray(found) - ids) % len(table))
     if len(shift) == 1 and shift[0]:
         move = int(shift[0]) if shift[0] <= len(table) // 2 else int(shift[0]) - len(table)
@@ -175,10 +178,12 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
         return
     theirs, ours = (np.asarray(x, np.float64) for x in (case.part(call), case.array(call.result)))
     rest: Array = np.zeros(())
+    # Of a residual sum, dropout is on what was added.
     if call.op == "add" and case.array(call.args[1]).ndim == ours.ndim:
         stream, added = (np.asarray(case.array(x), np.float64) for x in call.args)
         theirs, ours, rest = theirs - stream, added, stream
     size = float(np.abs(ours).max())
+    # Find the share of zeros, and the factor of the other values on even rows.
     known = np.abs(ours) > 1e-2 * size
     ratio = np.divide(theirs, ours, out=np.zeros_like(ours), where=known)
     zero = np.abs(ratio) < 1e-3
@@ -188,10 +193,12 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     if not 0.005 < share < 0.95 or not (known & ~zero & even).any():
         return
     factor = float(np.median(ratio[known & ~zero & even]))
+    # The factor must be that of the share, and fit the odd rows.
     p = 1 - 1 / factor if factor > 1 else 0.0
     odd = ratio[known & ~zero & ~even]
     if p <= 0 or not len(odd) or np.abs(odd / factor - 1).max() > 1e-2 or abs(p - share) > 0.1:
         return
+    # Give the dropped values in the trial pass.
     drops = np.abs(theirs) < 0.5 * np.abs(factor * ours)
     made = rest + np.where(drops, 0.0, factor * ours)
 
@@ -213,9 +220,9 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     )  # fmt: skip
 
 
-def factor_change(name: str, value: float, told: float) -> Change:
-    """Return the change of the multiplier `name` to `value`; `told` is the model's own value."""
-    says = f"{name} is {value:.9g}; the model says {told:.9g}"
+def factor_change(name: str, value: float, configured: float) -> Change:
+    """Return the change of the multiplier `name` from the `configured` value to `value`."""
+    says = f"{name} is {value:.9g}; the model says {configured:.9g}"
     return hyper_change("multiplier", says, **{name: value})
 
 
@@ -228,27 +235,30 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
         return
     if name is None:
         return
-    told = float(case.patched.hp[name])
+    # Fit one factor to the point, or to what is added to the stream.
+    configured = float(case.patched.hp[name])
     if case.view.point in ("mid", "out"):
-        yield from _find_added_factor(case, name, told)
+        yield from _find_added_factor(case, name, configured)
         return
     ours, theirs = case.view.mine, case.view.theirs
     if name == "embedding_scale" and case.patched.spec.block.position == "learned":
         return
+    # Undo the softcap of the logits first.
     if name == "logit_scale" and case.patched.hp["final_softcap"] is not None:
         cap = float(case.patched.hp["final_softcap"])
         inside = np.abs(theirs) < 0.99 * cap
         ours, theirs = (cap * np.arctanh(x[inside] / cap) for x in (ours, theirs))
     ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    # The least-squares factor must explain all values.
     power = float(np.sum(ours * ours))
     if not power or ours.shape != theirs.shape:
         return
     found = float(np.sum(ours * theirs)) / power
     if found and rel_l2(ours * found, theirs) <= 20 * case.view.tolerance:
-        if abs(found * told - 1) <= 20 * case.view.tolerance:
-            yield factor_change(name, 1.0, told)
+        if abs(found * configured - 1) <= 20 * case.view.tolerance:
+            yield factor_change(name, 1.0, configured)
             return
-        yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
+        yield from case.rounded(lambda v: factor_change(name, v, configured), found * configured)
 
 
 def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]:
@@ -261,19 +271,19 @@ def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]
         if call.at.point == "embd"
         else ("logit_scale" if call.at.point in ("final_norm", "logits_raw") else "residual_scale")
     )
-    told = float(case.patched.hp[name])
-    plain = factor_change(name, 1.0, told)
+    configured = float(case.patched.hp[name])
+    plain = factor_change(name, 1.0, configured)
     if case.trial(plain) <= case.view.tolerance:
         yield plain
         return
-    tries = (told * 2.0**k for k in (-3, -2, -1, 1, 2, 3))
-    yield from case.best_number(lambda v: factor_change(name, v, told), tries)
+    tries = (configured * 2.0**k for k in (-3, -2, -1, 1, 2, 3))
+    yield from case.best_number(lambda v: factor_change(name, v, configured), tries)
 
 
-def _find_added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
+def _find_added_factor(case: Mismatch, name: str, configured: float) -> Iterator[Change]:
     """Yield the change to one factor on what is added to the residual stream.
 
-    `name` is the hyperparameter, `told` its value in the model.
+    `name` is the hyperparameter, `configured` its value in the model.
     """
     call = case.call("add")
     if call is None or not case.exact(call) or case.patched.hp["parallel_residual"]:
@@ -282,7 +292,7 @@ def _find_added_factor(case: Mismatch, name: str, told: float) -> Iterator[Chang
     theirs = case.view.theirs - stream
     found = float(np.sum(theirs * added) / max(float(np.sum(added * added)), 1e-300))
     if found and rel_l2(added * found, theirs) <= 100 * case.view.tolerance:
-        yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
+        yield from case.rounded(lambda v: factor_change(name, v, configured), found * configured)
 
 
 def try_residual_sums(case: Mismatch) -> Iterator[Change]:
@@ -294,6 +304,7 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
         ("what the sublayer computed replaces the stream instead of being added", 1),
         ("what the sublayer computed is not added to the stream", 0),
     ):
+        # Leave out one summand of each sum in turn.
         for index, call in enumerate(adds):
             if case.array(call.args[1]).ndim < 2:
                 continue  # a bias
@@ -316,40 +327,41 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
                 keep_one_summand(call.at.point, keep, _sum_number(adds, index)),
                 {"kept": "added" if keep else "stream"},
             )
+    # Give attention and MLP one input.
     if case.patched.spec.block.placement == "pre":
         yield parallel_change(case.patched)
         if not case.patched.hp["parallel_residual"]:
             yield shared_norm_input_change()
 
 
-def half_factor_change(patched: PatchedModel, half: str, value: float) -> Change:
-    """Return the change of residual_scale to `value` for one sublayer, `half` (attn or ffn)."""
-    told = float(patched.hp["residual_scale"])
+def half_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Change:
+    """Return the change of residual_scale to `value` for one `sublayer` (attn or ffn)."""
+    configured = float(patched.hp["residual_scale"])
     names = {"attn": "attention", "ffn": "the MLP"}
-    other = next(name for key, name in names.items() if key != half)
+    other = next(name for key, name in names.items() if key != sublayer)
     return Change(
-        "multiplier", f"what {names[half]} computed is multiplied by {value:g}, what {other} "
-        f"computed by {told:g} as the model says", ("residual_scale",),
-        _scale_half(half, value / told), {"residual_scale": {names[half]: value}},
+        "multiplier", f"what {names[sublayer]} computed is multiplied by {value:g}, what {other} "
+        f"computed by {configured:g} as the model says", ("residual_scale",),
+        _scale_half(sublayer, value / configured), {"residual_scale": {names[sublayer]: value}},
     )  # fmt: skip
 
 
 def usual_half_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes that leave out residual_scale on one sublayer; none if the model has none."""
     if float(patched.hp["residual_scale"]) != 1:
-        for half in BEHIND:
-            yield half_factor_change(patched, half, 1.0)
+        for sublayer in BEHIND:
+            yield half_factor_change(patched, sublayer, 1.0)
 
 
-def _scale_half(half: str, factor: float) -> Any:
-    """Return a patch function: what the sublayer `half` (attn or ffn) adds is multiplied."""
+def _scale_half(sublayer: str, factor: float) -> Any:
+    """Return a patch function: what one `sublayer` (attn or ffn) adds is multiplied."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this factor on the sublayer's result in `layers`."""
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
             """Return a + factor * b for this sublayer's residual sum, else a + b."""
-            inside = at.point in BEHIND[half] and b.ndim > 1
+            inside = at.point in BEHIND[sublayer] and b.ndim > 1
             return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
         return patched.with_op("add", override, layers)
@@ -365,17 +377,22 @@ def find_half_factor(case: Mismatch) -> Iterator[Change]:
     if case.layer < 0 or case.call("add") is None:
         return
     yield from usual_half_factor_mistakes(case.patched)
+    # Solve the factor on even rows where the point is the sum itself.
     call = case.call("add")
-    half = next((half for half, points in BEHIND.items() if call and call.at.point in points), "")
-    if call is None or not half or not case.exact(call) or case.array(call.args[1]).ndim < 2:
+    sublayer = next(
+        (sublayer for sublayer, points in BEHIND.items() if call and call.at.point in points), ""
+    )
+    if call is None or not sublayer or not case.exact(call) or case.array(call.args[1]).ndim < 2:
         return
     stream, added = (case.array(x).astype(np.float64) for x in call.args)
     even = np.arange(len(added)) % 2 == 0  # the odd rows judge it
     theirs = (case.view.theirs.reshape(added.shape) - stream)[even]
     found = float(np.sum(theirs * added[even]) / max(float(np.sum(added[even] ** 2)), 1e-300))
     if found and rel_l2(added[even] * found, theirs) <= 100 * case.view.tolerance:
-        told = float(case.patched.hp["residual_scale"])
-        yield from case.rounded(lambda v: half_factor_change(case.patched, half, v), found * told)
+        configured = float(case.patched.hp["residual_scale"])
+        yield from case.rounded(
+            lambda v: half_factor_change(case.patched, sublayer, v), found * configured
+        )
 
 
 def parallel_change(patched: PatchedModel) -> Change:
@@ -431,20 +448,23 @@ def try_logit_caps(case: Mismatch) -> Iterator[Change]:
     """Yield the changes to no cap on the logits, and to the cap that the trace's logits show."""
     if case.view.point != "logits":
         return
-    told = case.patched.hp["final_softcap"]
+    configured = case.patched.hp["final_softcap"]
 
     def change(value: float | None) -> Change:
         """Return the change of final_softcap to `value`; None for no cap."""
         capped = "not capped" if value is None else f"capped at {value:g}"
-        model = "caps none" if told is None else f"says {told:g}"
+        model = "caps none" if configured is None else f"says {configured:g}"
         says = f"the logits are {capped}; the model {model}"
         return hyper_change("softcap", says, final_softcap=value)
 
+    # Undo the model's cap, and solve the trace's one.
     ours = case.view.mine.astype(np.float64)
-    if told is not None:
+    if configured is not None:
         yield change(None)
-        inside = np.abs(ours) < float(told) * (1 - 1e-6)
-        ours = np.where(inside, float(told) * np.arctanh(np.where(inside, ours, 0) / told), ours)
+        inside = np.abs(ours) < float(configured) * (1 - 1e-6)
+        ours = np.where(
+            inside, float(configured) * np.arctanh(np.where(inside, ours, 0) / configured), ours
+        )
     found = solve_cap(ours.reshape(-1), case.view.theirs.astype(np.float64).reshape(-1))
     if found is not None:
         yield from case.rounded(change, found)

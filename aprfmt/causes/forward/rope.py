@@ -161,9 +161,11 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
         has_rope_between_points(case) or (still and case.call("scores") is not None)
     ):
         return
+    # Try all layers of this kind, then this layer alone.
     own = None if still else kind_of(hp, case.layer)
     alike = frozenset(layer for layer in range(patched.n_layers) if kind_of(hp, layer) == own)
     scopes = list(dict.fromkeys([alike, frozenset({case.layer})]))
+    # The model has no rope here: turn it on.
     if still:
         for scope in scopes:
             rows = tuple(bool(x) or i in scope for i, x in enumerate(hp["rope_layers"]))
@@ -174,6 +176,7 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
                 lambda patched, _, rows=rows: patched.with_hyper(rope_layers=rows),
             )
         return
+    # The model has rope here: take the other kind's, or none.
     for other in rope_kinds(patched):
         if other != kind:
             rope = rope_frequencies(patched, other)
@@ -241,6 +244,7 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
             for where in usual_positions(ours):
                 yield positions_change(ours, where)
         return
+    # Take for each token the position whose angles fit best.
     inv_freq = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
     candidates = np.arange(-count, 4 * count + 1024)
     unit = found.turn / np.maximum(np.abs(found.turn), 1e-30)
@@ -248,6 +252,7 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
     fit = np.real(unit @ np.conj(expected).T)  # (row, candidate)
     theirs = np.array(ours)
     theirs[found.rows] = candidates[np.argmax(fit, axis=1)]
+    # The fit must be good for every token.
     if fit.max(axis=1).min() < (1 - 1e-3) * len(inv_freq) or np.array_equal(theirs, ours):
         return
     if theirs.min() < 0:
@@ -288,10 +293,10 @@ def try_rotated_counts(case: Mismatch) -> Iterator[Change]:
     if kind is None or not has_rope_between_points(case) or case.view.base:
         return
     width = int(case.patched.hp["qk_rope_head_dim"] or case.patched.hp["head_dim"])
-    told = int(case.patched.hp["rope_dim"])
+    configured = int(case.patched.hp["rope_dim"])
     if case.patched.hp["rope_scaling"] is not None and kind[1]:
         return  # the scaling's lists fit only the model's number of pairs
-    chosen = [n for n in range(2, width + 1, 2) if n != told]
+    chosen = [n for n in range(2, width + 1, 2) if n != configured]
     if hides_rope_angles(case) and len(chosen) > 8:
         chosen = [n for n in (width, 3 * width // 4, width // 2, width // 4) if n in chosen]
     for n in chosen:
@@ -305,10 +310,10 @@ def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Chang
     """Return the change to `n` rotated elements of each head, for one kind of rope."""
     wanted = kind if kind.dim is None else kind._replace(dim=n)
     rope = make(patched.hp.replaced(rope_dim=n), wanted, pass_length(patched))
-    told = int(patched.hp["rope_dim"])
+    configured = int(patched.hp["rope_dim"])
     return Change(
         "partial_rotary",
-        f"{n} elements of each head are rotated; the model says {told}",
+        f"{n} elements of each head are rotated; the model says {configured}",
         ("rope_dim",),
         rotate_with(rope.inv_freq, rope.factor),
         {"rope_dim": n},
@@ -393,11 +398,12 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
         return
     if found.still or len(found.rows) < 2:
         return
-    told = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
+    # Fit one base to the logarithms of the frequencies.
+    configured = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
     seen = found.frequencies
     plain = make(case.patched.hp, kind._replace(scaled=False), pass_length(case.patched)).inv_freq
     # Divide by the scaling's factor of each pair, which leaves the base.
-    factors = told / plain.astype(np.float64)
+    factors = configured / plain.astype(np.float64)
     bare = seen / factors
     index = np.arange(len(bare))
     use = (index > 0) & (bare > 0)
@@ -416,14 +422,14 @@ def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[C
     """Yield changes that leave a kind's rope scaling out, or only its factor on cos and sin."""
     if not kind[1]:
         return
-    length, told = pass_length(patched), patched.hp["rope_scaling"]
+    length, configured = pass_length(patched), patched.hp["rope_scaling"]
     own, plain = (
         make(patched.hp, kind, length),
         make(patched.hp, kind._replace(scaled=False), length),
     )
     yield Change(
         "rope_scaling",
-        f"the scaling {told['type']} is left out",
+        f"the scaling {configured['type']} is left out",
         ("rope_scaling",),
         rotate_with(plain.inv_freq, 1.0),
         {"rope_scaling": None},
@@ -473,7 +479,8 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
         return
     if found.still or len(found.rows) < 2:
         return
-    seen, told = found.frequencies, case.patched.hp["rope_scaling"]
+    # One factor of all fast pairs, then a factor for each pair.
+    seen, configured = found.frequencies, case.patched.hp["rope_scaling"]
     plain = make(case.patched.hp, kind._replace(scaled=False), pass_length(case.patched))
     ratio = plain.inv_freq.astype(np.float64) / np.where(seen > 0, seen, np.nan)
     fast = ratio[: max(1, len(ratio) // 2)]
@@ -483,7 +490,11 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
         "rope_scaling",
         f"the pairs turn by {_list_values(ratio)} times less than the base alone says"
         + (f", vectors grow by {found.length:.6g}" if abs(found.length - 1) > 1e-3 else "")
-        + (f"; the model says {_scaling_text(told)}" if kind[1] else "; the model has no scaling"),
+        + (
+            f"; the model says {_scaling_text(configured)}"
+            if kind[1]
+            else "; the model has no scaling"
+        ),
         ("rope_scaling",),
         rotate_with(seen, found.length),
         {"factors": [float(f"{value:.6g}") for value in ratio], "attention_factor": found.length},
@@ -512,11 +523,13 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
     adds = [call for call in case.calls("add") if call.at.point == "embd"]
     if not adds:
         return
-    added = adds[-1]  # behind the token types
+    added = adds[-1]  # after the token types
+    # Without the sum itself, try usual mistakes.
     if not case.exact(added):
         for where in usual_positions(token_positions(case.patched)):
             yield positions_change(token_positions(case.patched), where)
         return
+    # The rows that were added: none, or the nearest of the table.
     rows = case.view.theirs - case.array(added.args[0])
     table = np.asarray(case.patched.weights["position_embd.weight"].numpy(), np.float64)
     ours = token_positions(case.patched)
@@ -530,15 +543,16 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
         )
         return
     nearest = [int(np.argmin(np.linalg.norm(table - row, axis=1))) for row in rows]
-    told = int(case.patched.hp["position_offset"])
-    theirs = np.asarray(nearest, np.int64) - told
-    if not case.close(table[theirs + told], rows) or np.array_equal(theirs, ours):
+    configured = int(case.patched.hp["position_offset"])
+    theirs = np.asarray(nearest, np.int64) - configured
+    if not case.close(table[theirs + configured], rows) or np.array_equal(theirs, ours):
         return
+    # Say the rows as positions, or as another offset of the table.
     if theirs.min() >= 0:
         yield positions_change(ours, theirs)
     elif len(np.unique(theirs - ours)) == 1:
-        first = int(theirs[0] - ours[0]) + told
-        says = f"position 0 takes row {first} of the table; the model says row {told}"
+        first = int(theirs[0] - ours[0]) + configured
+        says = f"position 0 takes row {first} of the table; the model says row {configured}"
         yield hyper_change("positions", says, position_offset=first)
 
 

@@ -60,16 +60,19 @@ def route_by_rule(
     `logits` are [tokens, experts]; `bias` [experts] is the correction for the choice, or None.
     The margin is the choice score between the last chosen expert and the first not chosen.
     """
+    # Choose experts by their corrected scores, in the allowed groups.
     scores = _softmax(logits) if rule.scores == "softmax" else 1 / (1 + np.exp(-logits))
     ranked = scores + bias if bias is not None and rule.biased else scores
     choice = _scores_of_chosen_groups(ranked, rule.groups, hp)
     used = int(hp["n_experts_used"])
     chosen = np.argsort(-choice, axis=-1, kind="stable")[:, :used]
+    # Weight the chosen ones.
     weights = _expert_weights(rule, logits, scores, bias, chosen)
     if rule.sums:
         weights = weights / (weights.sum(-1, keepdims=True) + weights.dtype.type(1e-20))
     if rule.scaled:
         weights = weights * weights.dtype.type(hp["routed_scale"])
+    # Sort by weight, and measure the margin of the choice.
     order = np.argsort(-weights, axis=-1, kind="stable")
     margin = np.full(len(logits), np.inf, logits.dtype)
     if used < logits.shape[-1]:
@@ -123,6 +126,7 @@ def _expert_weights(
 
 def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRule]]:
     """Yield (what a wrong rule does in words, the rule)."""
+    # Other sources of the experts' weights.
     hp, own = patched.hp, routing_rule_of(patched.hp)
     corrected = any(key.endswith(".exp_probs_b.bias") for key in patched.weights)
     yield "the router's logits are the experts' weights", replace(own, weights="logits", sums=False)
@@ -130,6 +134,7 @@ def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRul
         "the router's logits are the experts' weights, divided by their sum",
         replace(own, weights="logits", sums=True),
     )
+    # The softmax over other experts, or another function of the scores.
     if own.weights == "softmax of the chosen":
         for sums in (False, True):
             words = ", divided by their sum" if sums else ""
@@ -157,6 +162,7 @@ def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRul
         "the weights are a softmax of the chosen experts' scores: twice normalised",
         replace(own, weights="softmax of the scores", sums=False),
     )
+    # The correction for the choice used elsewhere, or not at all.
     if corrected:
         yield (
             "the correction for the choice of experts is in their weights, too",

@@ -11,7 +11,7 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.score_bias import alibi_slopes, key_bias
 
 Array = NDArray[Any]
-MOST = (1.0, 2.0, 4.0, 16.0, 32.0)  # exponents at which slopes end, beside the usual 8
+MOST = (1.0, 2.0, 4.0, 16.0, 32.0)  # exponents at which slopes end, other than the usual 8
 AFTER = ("scores", "probs", "attn", "attn_out", "attn_contrib", "mid", "out", "logits")
 
 
@@ -114,22 +114,23 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
         change_score_bias(lambda scores, bias: scores + 2 * bias),
         {"score_bias": "twice"},
     )
+    # ALiBi's slopes by other rules.
     own = _own_slopes(patched)
     if own is None:
         return
-    told = float(patched.hp["alibi_max_bias"])
+    configured = float(patched.hp["alibi_max_bias"])
     for most in (*MOST, 8.0):
-        if most != told:
+        if most != configured:
             make = _use_slopes(patched, own, alibi_slopes(len(own), most))
             yield Change(
                 "positions",
-                f"the slopes on distances end at 2^-{most:g}; the model says 2^-{told:g}",
+                f"the slopes on distances end at 2^-{most:g}; the model says 2^-{configured:g}",
                 ("alibi_max_bias",),
                 make,
                 {"alibi_max_bias": most},
             )
     for says, taken in TAKEN.items():
-        slopes = taken(own, told)
+        slopes = taken(own, configured)
         if not np.allclose(slopes, own, rtol=1e-6):
             yield Change(
                 "positions",
@@ -138,6 +139,7 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
                 _use_slopes(patched, own, slopes),
                 {"alibi_slopes": says},
             )
+    # The slopes with or without the scale of the scores.
     scale = float(patched.hp["attn_scale"])
     if scale != 1:
         says = "are multiplied by the scale of the scores, too"
@@ -162,6 +164,7 @@ def find_score_bias(case: Mismatch) -> Iterator[Change]:
     theirs = case.part(sums[-1])
     if own is None or theirs is None or len(case.rows) != case.tokens:
         return
+    # Solve each head's slope by least squares on even rows.
     scores, bias = (case.array(x).astype(np.float64) for x in sums[-1].args)
     even = np.arange(case.tokens) % 2 == 0  # judged on all rows, the odd ones among them
     ratio = np.sum((theirs - scores)[:, even] * bias[:, even], axis=(1, 2)) / np.maximum(

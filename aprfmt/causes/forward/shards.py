@@ -178,6 +178,7 @@ def find_shard_counts(case: Mismatch) -> Iterator[Change]:
     even = np.arange(len(found.x)) % 2 == 0
     if w is None or even.all():
         return
+    # Solve how often each of so many blocks of columns counts.
     for count in COUNTS:
         width = w.shape[1]
         if width % count:
@@ -192,9 +193,11 @@ def find_shard_counts(case: Mismatch) -> Iterator[Change]:
         columns = parts[:, even].reshape(count, -1).T
         wanted = found.bare[even].astype(np.float64).reshape(-1)
         solved: Array = np.linalg.lstsq(columns, wanted, rcond=None)[0]
+        # Only whole counts that are not all equal say something.
         factors = np.round(solved)
         if (factors == factors[0]).all() or (factors < 0).any() or factors.max() > count:
             continue
+        # The odd rows judge.
         made = np.tensordot(factors, parts, 1)
         odd = ~even
         if rel_l2(made[odd], found.bare[odd]) <= 3 * case.view.tolerance:

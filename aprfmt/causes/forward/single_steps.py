@@ -15,7 +15,7 @@ from aprfmt.causes.forward.norm_order import NORMS, MakeWorld
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel, Tap
 
 Array = NDArray[Any]
-# Points of each half of a layer behind which its result is added to the stream.
+# Points of each sublayer after which its result is added to the stream.
 BEHIND: Mapping[str, tuple[str, ...]] = {
     "attn": ("attn", "attn_out", "attn_contrib"),
     "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out", "ffn_contrib"),
@@ -26,15 +26,15 @@ Sum = Callable[[Any, Any], Any]
 # --- the stream ----------------------------------------------------------------------------------
 
 
-def change_half_sum(half: str, how: Sum) -> MakeWorld:
+def change_half_sum(sublayer: str, how: Sum) -> MakeWorld:
     """Return a patch: after a sublayer the residual stream becomes how(stream, result).
 
-    `half` is the sublayer, `attn` or `ffn`.
+    `sublayer` is `attn` or `ffn`.
     """
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
         """Return how(stream, result) for this sublayer's residual sum, else a + b."""
-        if at.point not in BEHIND[half] or b.ndim < 2:
+        if at.point not in BEHIND[sublayer] or b.ndim < 2:
             return op(a, b)
         return np.asarray(how(a, b), a.dtype)
 
@@ -58,17 +58,17 @@ def share_norm_input(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_ops(NORMS, norm, layers).with_op("add", add, layers)
 
 
-# Half -> the points whose sum is normalised, and the one that holds the norm's result.
+# Sublayer -> the points whose sum is normalised, and the one that holds the norm's result.
 SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "attn": (STREAM, ("attn_out",), "attn_contrib"),
     "ffn": ("mid", ("ffn_out", "moe_out"), "ffn_contrib"),
 }
 
 
-def norm_sum(halves: Collection[str]) -> MakeWorld:
+def norm_sum(sublayers: Collection[str]) -> MakeWorld:
     """Return a patch: the norm after a sublayer normalises stream plus result, and replaces both.
 
-    `halves` names the sublayers, `attn` and `ffn`.
+    `sublayers` are `attn`, `ffn` or both.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -77,29 +77,30 @@ def norm_sum(halves: Collection[str]) -> MakeWorld:
 
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
             """Return the norm of `x`; remember the norm after a chosen sublayer for its tap."""
-            for half in halves:
-                if at.point in SUMMED[half][1]:
-                    last[half] = lambda y: op(y, *args, **kwargs)
+            for sublayer in sublayers:
+                if at.point in SUMMED[sublayer][1]:
+                    last[sublayer] = lambda y: op(y, *args, **kwargs)
             return op(x, *args, **kwargs)
 
-        def tap(half: str) -> Tap:
+        def tap(sublayer: str) -> Tap:
             """Return the tap that replaces the norm's result by the norm of the sum."""
-            stream, made, _ = SUMMED[half]
+            stream, made, _ = SUMMED[sublayer]
 
             def normed(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
                 """Return the norm of stream plus result; `x` if none was recorded."""
                 result = next((held[name] for name in made if name in held), None)
-                return x if result is None else last[half](held[stream] + result)
+                return x if result is None else last[sublayer](held[stream] + result)
 
             return normed
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
             """Return `b` alone where the norm's result already holds the stream, else a + b."""
-            return b if any(at.point == SUMMED[half][2] for half in halves) else op(a, b)
+            return b if any(at.point == SUMMED[sublayer][2] for sublayer in sublayers) else op(a, b)
 
+        # The norm's result becomes the whole stream, so the later sum adds nothing.
         patched = patched.with_ops(NORMS, norm, layers)
-        for half in halves:
-            patched = patched.with_tap(SUMMED[half][2], tap(half), layers)
+        for sublayer in sublayers:
+            patched = patched.with_tap(SUMMED[sublayer][2], tap(sublayer), layers)
         return patched.with_op("add", add, layers)
 
     return make
@@ -262,8 +263,8 @@ FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 def use_activation_function(name: str) -> MakeWorld:
     """Return a patch: the MLP's activation is the function of this name in FUNCTIONS."""
 
-    def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
-        """Return the named function of `x`; `told`, the model's own function, is not used."""
+    def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:
+        """Return the named function of `x`; the `configured` one is not used."""
         return FUNCTIONS[name](lambda y, kind: op(y, kind, **kwargs), x)
 
     return lambda patched, layers: patched.with_op("activate", override, layers)

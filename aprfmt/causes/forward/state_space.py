@@ -56,7 +56,7 @@ CAUSE_ROWS = (
 
 Array = NDArray[Any]
 BIAS = ".ssm_dt.bias"
-# Cause -> what it lies in: a role, or the point behind it.
+# Cause -> its place: a role, or the point after it.
 PLACES: Mapping[str, str] = {
     "ssm_decay": "ssm_a", "ssm_step": "ssm_step", "ssm_scan": "ssm_scan", "ssm_state": "ssm_state",
     "ssm_gate": "ssm_gated",
@@ -173,12 +173,14 @@ def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
         return
     hp = patched.hp
     shifts = [key for key in patched.weights if key.endswith(BIAS)]
+    # The bias of time steps.
     if shifts:
         says = "no dt_bias is added before the time step's softplus"
         yield zero_weights_change("missing_bias", says, shifts, patched)
         says = "dt_bias is added twice before the time step's softplus"
         yield scale_weights_change("missing_bias", says, shifts, patched, 2.0)
     grouped = "mamba2" in kinds and int(hp["ssm_groups"]) > 1
+    # Other operands, time steps, gates and states.
     for says, (cause, taken) in TAKEN.items():
         if "group" not in says or grouped:
             place = "ssm_d" if "skips" in says else PLACES[cause]
@@ -227,10 +229,10 @@ def try_multipliers(case: Mismatch) -> Iterator[Change]:
     if case.patched.spec.block.multipliers == "none":
         return
     for name in FACTORS:
-        told = float(hp[name])
-        if told not in (0.0, 1.0):
-            yield factor_change(name, 1.0, told)
-            yield factor_change(name, 1 / told, told)
+        configured = float(hp[name])
+        if configured not in (0.0, 1.0):
+            yield factor_change(name, 1.0, configured)
+            yield factor_change(name, 1 / configured, configured)
     listed = tuple(float(factor) for factor in hp["ssm_scales"])
     if any(factor != 1 for factor in listed):
         says = f"ssm_scales are left out; the model says {list(listed)}"

@@ -181,9 +181,10 @@ def _query_key_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield other sums of a sublayer's result with the residual stream."""
+    # Parallel sublayers, and sums with the norm's result.
     if patched.spec.block.placement == "pre":
         yield UsualMistake(parallel_change(patched))
-        for what, halves in (
+        for what, sublayers in (
             ("the norm's result", ("attn", "ffn")),
             ("before attention the norm's result", ("attn",)),
             ("before the MLP the norm's result", ("ffn",)),
@@ -193,10 +194,11 @@ def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                     "residual",
                     f"{what} instead of its input is added to what a sublayer computed",
                     ("residual",),
-                    add_to_normed(halves),
+                    add_to_normed(sublayers),
                     {"kept": "normed"},
                 )
             )
+    # Sums that keep one summand only.
     for point, what in (
         ("attn_out", "attention"),
         ("ffn_out", "the MLP"),
@@ -234,14 +236,14 @@ def _factor_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         ("residual_scale", (1.0,)),
         ("logit_scale", (1.0,)),
     ):
-        told = float(patched.hp[name])
+        configured = float(patched.hp[name])
         for value in values:
-            if abs(value - told) > 1e-6 * abs(told):
+            if abs(value - configured) > 1e-6 * abs(configured):
                 if name == "embedding_scale" and patched.spec.block.position == "learned":
                     continue
-                yield UsualMistake(factor_change(name, value, told))
-        if told not in (0.0, 1.0):
-            yield UsualMistake(factor_change(name, 1 / told, told))
+                yield UsualMistake(factor_change(name, value, configured))
+        if configured not in (0.0, 1.0):
+            yield UsualMistake(factor_change(name, 1 / configured, configured))
 
 
 # --- weights -------------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ BIASES: Mapping[str, tuple[str, ...]] = {
     "no bias of the router": ("ffn_gate_inp",),
     "no bias of the experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
 }  # fmt: skip
-# Biases behind sums over devices: each one that adds them adds them once more.
+# Biases added after sums over devices: each device that adds them adds them once more.
 SUMMED = ("attn_output", "ffn_down", "ssm_out", "ffn_down_shexp")
 RANKS = (2.0, 4.0, 8.0)
 
@@ -267,6 +269,7 @@ def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield biases that are left out, added twice, or added once by each of several devices."""
     stored = [key for key in patched.weights if key.endswith(".bias")]
     seen: set[tuple[str, ...]] = set()
+    # Leave out the biases of each row of the table, then all.
     for says, roles in BIASES.items():
         keys = tuple(key for key in stored if key.split(".")[-2] in roles)
         if not keys or keys in seen:
@@ -277,6 +280,7 @@ def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         yield UsualMistake(
             zero_weights_change("missing_bias", "no bias is added", tuple(stored), patched)
         )
+    # Add them twice, or once for each of several devices.
     for keys in seen:
         what = " and ".join(dict.fromkeys(key.split(".")[-2] for key in keys))
         says = f"the bias of {what} is added twice"

@@ -87,18 +87,19 @@ def _pairing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _partial_rotary_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield other numbers of rotated elements."""
     width = int(patched.hp["qk_rope_head_dim"] or patched.hp["head_dim"])
-    told = int(patched.hp["rope_dim"])
+    configured = int(patched.hp["rope_dim"])
     for kind, layers in layers_of_rope_kinds(patched).items():
         if kind[1]:
             continue  # the scaling's lists fit only the model's number of pairs
         for n in (width, width // 2, width // 4, 3 * width // 4):
-            if n != told and n > 0 and n % 2 == 0:
+            if n != configured and n > 0 and n % 2 == 0:
                 yield UsualMistake(rotated_count_change(patched, kind, n), layers)
 
 
 def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield layers that rotate as the other kind does, not at all, or where they should not."""
     every = layers_of_rope_kinds(patched)
+    # The other kind's frequencies.
     for kind, layers in every.items():
         for other in every:
             if other != kind:
@@ -115,6 +116,7 @@ def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                     ),
                     layers,
                 )
+    # No rotation at all, or in all layers.
     if every:
         yield UsualMistake(
             Change(
@@ -145,15 +147,15 @@ def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield other factors on the scores; none for models without attention."""
-    told, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
+    configured, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
     width = int(patched.hp["hidden_size"])
     heads = int(patched.hp["n_heads"])
     if not (d and heads):
         return  # no attention
-    usual = (d**-0.5, 1.0, 1 / d, (width / heads) ** -0.5, width**-0.5, told * told, told * d**-0.5,
-             told**0.5, told / 2, told * 2)  # fmt: skip
+    usual = (d**-0.5, 1.0, 1 / d, (width / heads) ** -0.5, width**-0.5, configured * configured,
+             configured * d**-0.5, configured**0.5, configured / 2, configured * 2)  # fmt: skip
     for value in dict.fromkeys(usual):
-        if abs(value - told) > 1e-6 * told:
+        if abs(value - configured) > 1e-6 * configured:
             yield UsualMistake(score_scale_change(patched, value))
     if patched.hp["attn_scale_by_layer"]:
         yield hyper_mistake(
@@ -166,16 +168,16 @@ def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _cap_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield softcaps of scores and logits that are left out or have common other values."""
     for name, what in (("attn_softcap", "scores"), ("final_softcap", "logits")):
-        told = patched.hp[name]
-        if told is not None:
+        configured = patched.hp[name]
+        if configured is not None:
             yield hyper_mistake(
-                "softcap", f"{what} are not capped; the model says {told:g}", **{name: None}
+                "softcap", f"{what} are not capped; the model says {configured:g}", **{name: None}
             )
         for cap in (30.0, 50.0):
-            if told is not None and cap != told:
+            if configured is not None and cap != configured:
                 yield hyper_mistake(
                     "softcap",
-                    f"{what} are capped at {cap:g}; the model says {told:g}",
+                    f"{what} are capped at {cap:g}; the model says {configured:g}",
                     **{name: cap},
                 )
 
@@ -183,18 +185,25 @@ def _cap_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _window_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield windows that are left out, of other sizes, or in other layers."""
     hp = patched.hp
-    told, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
-    if told is None or not any(own):
+    configured, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
+    if configured is None or not any(own):
         return
-    says = f"; the model says {told} tokens"
+    # No window, or one of another size.
+    says = f"; the model says {configured} tokens"
     yield hyper_mistake(
         "sliding_window", f"attention reaches all earlier tokens{says}", sliding_window=None
     )
-    for size in (int(told) + 1, int(told) - 1, int(told) // 2, 2 * int(told)):
+    for size in (
+        int(configured) + 1,
+        int(configured) - 1,
+        int(configured) // 2,
+        2 * int(configured),
+    ):
         if size > 0:
             yield hyper_mistake(
                 "sliding_window", f"attention reaches {size} tokens{says}", sliding_window=size
             )
+    # The window in other layers.
     if not all(own):
         yield hyper_mistake(
             "sliding_window",

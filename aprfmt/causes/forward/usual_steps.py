@@ -60,24 +60,24 @@ HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}
 def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield other sums of a sublayer's result with the residual stream."""
     for words, how in SUMS.items():
-        for half, name in HALVES.items():
+        for sublayer, name in HALVES.items():
             yield UsualMistake(
                 Change(
                     "residual",
                     words.format(name),
                     ("residual",),
-                    change_half_sum(half, how),
+                    change_half_sum(sublayer, how),
                     {"sum": words.format(name)},
                 )
             )
     if patched.spec.block.placement == "pre" and not patched.hp["parallel_residual"]:
         yield UsualMistake(shared_norm_input_change())
     if patched.spec.block.placement != "pre":
-        for halves in (("attn", "ffn"), ("attn",), ("ffn",)):
-            said = " and ".join(HALVES[half] for half in halves)
+        for sublayers in (("attn", "ffn"), ("attn",), ("ffn",)):
+            said = " and ".join(HALVES[sublayer] for sublayer in sublayers)
             yield UsualMistake(Change(
                 "residual", f"the norm behind {said} is applied to the sum with the stream",
-                ("residual",), norm_sum(halves), {"norm_of_sum": list(halves)},
+                ("residual",), norm_sum(sublayers), {"norm_of_sum": list(sublayers)},
             ))  # fmt: skip
     scale = float(patched.hp["residual_scale"])
     if scale != 1:
@@ -179,13 +179,13 @@ def _cache_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 def _activation_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield approximations of the activation, and clamps and offsets on it."""
-    told = str(patched.hp["activation"])
+    configured = str(patched.hp["activation"])
     for name in FUNCTIONS:
         says = "is left out" if name == "left out" else f"is {name}"
         yield UsualMistake(
             Change(
                 "activation",
-                f"the activation {says}; the model says {told}",
+                f"the activation {says}; the model says {configured}",
                 ("activation",),
                 use_activation_function(name),
                 {"activation": name},
@@ -197,14 +197,16 @@ def _activation_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def single_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield mistakes that are met in single layers: another window there, a bias left out."""
     hp = patched.hp
-    told, own = hp["sliding_window"], [bool(x) for x in hp["window_layers"]]
-    for layer in range(patched.n_layers if told is not None else 0):
+    configured, own = hp["sliding_window"], [bool(x) for x in hp["window_layers"]]
+    for layer in range(patched.n_layers if configured is not None else 0):
         here = frozenset({layer})
         for size in (
-            (int(told) + 1, int(told) - 1, len(patched.ids)) if own[layer] else (int(told),)
+            (int(configured) + 1, int(configured) - 1, len(patched.ids))
+            if own[layer]
+            else (int(configured),)
         ):
             reach = "all earlier tokens" if size == len(patched.ids) else f"{size} tokens"
-            model = f"{told}" if own[layer] else "all"
+            model = f"{configured}" if own[layer] else "all"
             yield UsualMistake(Change(
                 "sliding_window", f"attention reaches {reach}; the model says {model}",
                 ("sliding_window",), limit_window(size), {"sliding_window": size},

@@ -31,11 +31,13 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
     power = float(np.sum(ours * ours))
     if not power:
         return
+    # One factor for all.
     factor = float(np.sum(ours * theirs)) / power
     if factor and rel_l2(ours * factor, theirs) <= 3 * case.view.tolerance:
         says = f"{found.key} is multiplied by {factor:.6g}"
         yield found.using(case, "scale", says, w * np.float32(factor), {"factor": factor})
         return
+    # One factor for each column, if there are rows enough to judge them.
     columns = np.sum(ours * theirs, 0) / np.maximum(np.sum(ours * ours, 0), 1e-300)
     if (
         len(ours) > 2
@@ -129,17 +131,20 @@ def find_wrong_value(case: Mismatch) -> Iterator[Change]:
     if found is None or values is None or len(found.x) < 3:
         return
     away = found.theirs.astype(np.float64) - found.ours
+    # Only one output column may be off.
     lengths = np.linalg.norm(away, axis=0)
     wrong = np.flatnonzero(lengths > 10 * np.median(lengths) + 1e-3 * lengths.max())
     if len(wrong) != 1:
         return
     row = int(wrong[0])
     delta, inputs = away[:, row], found.x.astype(np.float64)
+    # It must be a multiple of one input column.
     factors = inputs.T @ delta / np.maximum(np.sum(inputs**2, 0), 1e-300)
     missed = np.linalg.norm(delta[:, None] - inputs * factors, axis=0) / norms.exact_norm(delta)
     column = int(np.argmin(missed))
     if missed[column] > 0.01:
         return
+    # Correct that value of the weight.
     values = values.copy()
     old = float(values[row, column])
     values[row, column] += np.float32(factors[column])

@@ -100,6 +100,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
         )
     if a.columns < NARROW:
         return
+    # One factor for each row, found on every second column.
     factors = _least_squares_factors(x[:, ::2], y[:, ::2], 1)
     if _is_scaling(factors, slack) and _fits_scaling(x * factors[:, None], y, slack):
 
@@ -116,6 +117,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
             text = "the sign of whole rows is turned, and nothing else differs"
             said = f"{rows_turned} of {len(factors)} rows looked at"
         yield case.guess("scale", (text, said), "A", times, slack, free=a.rows)
+    # One factor for each column, found on every second row.
     across = _least_squares_factors(x[::2], y[::2], 0)
     if (
         len(x) >= NARROW
@@ -373,6 +375,7 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
         return
     step = max(1, a.rows * a.columns // REQUANTIZED)
     rows = np.arange(0, a.rows, step)
+    # Encode the finer side again and compare with the other.
     for label, fine, coarse, told in (("A", a, b, "B's"), ("B", b, a, "A's")):
         for name in _detour_encodings(coarse.encoding):
             if a.columns % max(1, encoding_row(name).block_size) or not _has_encoder(name):
@@ -395,6 +398,7 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
             )
     if len(case.changed_rows) < 2:
         return  # another quantizer leaves no tensor alone but for one row; damage does
+    # Both may encode one source: then values are within a step of each other.
     off = steps_apart(case)
     if off is not None and off <= 1.0:
         yield make_finding(

@@ -90,6 +90,7 @@ def _guess_if_rows_agree(
 
     `read` gives a side's rows read in another way; `rows` limits the rows compared.
     """
+    # Compare a few rows only.
     few = case.telling if rows is None else np.intersect1d(case.telling, rows)
     few = few[np.linspace(0, len(few) - 1, min(ROWS, len(few))).astype(np.int64)]
     if not len(few):
@@ -107,6 +108,7 @@ def _part_orders(reader: RowReader) -> Iterator[tuple[str, str, "Array"]]:
     fields = None if codec is None or codec.layout is None else codec.layout.fields
     if codec is None or codec.layout is None or not fields or len(fields) > FIELDS:
         return
+    # The parts of a block must fill it.
     names = sorted(fields, key=lambda name: fields[name][1])
     spans = {
         name: np.arange(fields[name][1], fields[name][1] + fields[name][0].itemsize)
@@ -114,6 +116,7 @@ def _part_orders(reader: RowReader) -> Iterator[tuple[str, str, "Array"]]:
     }
     if sum(map(len, spans.values())) != codec.layout.itemsize:
         return
+    # For every other order, find where each byte of the right order is.
     for stored in permutations(names):
         if list(stored) == names:
             continue

@@ -67,10 +67,12 @@ def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
     data, wanted = case.b.bytes, case.a.bytes
     if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data):
         return
+    # The offset of the data, counted from the first tensor of the file.
     tensor, inside = data.locate(0)
     stored = case.context.stored("b")
     begin = min((each.info.offset for each in stored), default=0)
     offset = tensor.info.offset + inside - begin
+    # The wrapped offset must be inside another tensor that holds A's bytes.
     for wrap in WRAPS:
         if offset < wrap or not _is_unwritten(data):
             continue
@@ -118,11 +120,13 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
         return None
+    # Everything before the first difference is equal.
     x, y = (np.frombuffer(copy_bytes(side, 0, size), np.uint8) for side in (a, b))
     apart = np.flatnonzero(x != y)
     if not apart.size or not 0 < apart[0] < size - 4 * ANCHOR:
         return None
     first = int(apart[0])
+    # Find a piece of the rest in A.
     at = (first + size) // 2
     anchor = y[at : at + ANCHOR].tobytes()
     low = max(0, at - REACH)
@@ -154,6 +158,7 @@ def _offset_explanation(case: DifferingPair, shift: int, b: RunBytes, name: str)
     `name` is B's stored name.
     """
     row, total = case.b.row_bytes or 0, len(b)
+    # Whole rows are another cause than single bytes.
     rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
     kept = total - abs(shift)
     values = ""
@@ -219,10 +224,12 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
     width, rows = case.a.columns, case.a.rows
     if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
         return
+    # The shift must not be of whole rows.
     shift = _find_flat_shift(case)
     if not shift or shift % width == 0:
         return
     down, rest = divmod(shift, width)
+    # Only rows that differ and have both sources in A are compared.
     changed = case.changed_rows
     inside = changed[(changed + down >= 0) & (changed + down + 1 < rows)]
     if len(inside) < max(2, len(changed) // 2):
@@ -251,6 +258,7 @@ def _find_flat_shift(case: DifferingPair) -> int:
     reach = max(2, -(-FLAT_REACH // width))
     middle = min(middle, rows - some)
     first, last = max(0, middle - reach), min(rows, middle + some + reach)
+    # Take a run of B's values, and A's values round its place.
     anchor, hay = (
         np.nan_to_num(np.asarray(side.take(np.arange(start, stop)), np.float64).reshape(-1))
         for side, start, stop in ((case.b, middle, middle + some), (case.a, first, last))
@@ -259,6 +267,7 @@ def _find_flat_shift(case: DifferingPair) -> int:
     norm = norms.exact_norm(anchor)
     if not norm or hay.size < anchor.size:
         return 0
+    # The place with the highest correlation is the shift.
     sums = np.convolve(hay * hay, np.ones(anchor.size), "valid")
     found = np.correlate(hay, anchor, "valid") / (norm * np.sqrt(np.maximum(sums, 1e-300)))
     at = int(found.argmax())

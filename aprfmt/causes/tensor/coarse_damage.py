@@ -30,6 +30,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
     usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
+    # Collect runs of values that rounding does not explain.
     for rows in case.windows(None):
         x, y = to_float64(case.a.take(rows)).reshape(-1), to_float64(case.b.take(rows)).reshape(-1)
         largest = np.maximum(np.maximum(np.abs(x), np.abs(y)), usual)
@@ -44,6 +45,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
             return
     if not found or max(stop - start for start, stop in found) < LEAST:
         return
+    # A flipped bit explains a run of one block.
     flips = _repairing_flips(case, found)
     if flips:
         many = "one bit is" if len(flips) == 1 else f"{len(flips)} bits are"
@@ -54,6 +56,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
         )
         return
     width = case.a.columns
+    # Otherwise describe the runs; only zeros are surely damage.
     lines, sure = [], True
     for start, stop in found[:SHOWN]:
         rows = np.arange(start // width, -(-stop // width))
@@ -65,6 +68,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
             + (", all zero" if zero else "")
             + f": in {numbered_text('row', int(rows[0]), int(rows[-1]) + 1)}"
         )
+    # Zeros in whole experts of a stack mean that they were never filled.
     size = case.shape[1] * width if len(case.shape) == 3 else 0
     stale = (
         size and sure and all(start % size < GAP and -stop % size < GAP for start, stop in found)
@@ -115,6 +119,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
         return
     lost = np.zeros((2, case.a.rows), np.int64)
     square, away = np.zeros(case.a.rows), np.zeros(case.a.rows)
+    # Count zeros of each side by row, and measure the rest of the row.
     for rows in case.windows(None):
         values = [to_float64(side.take(rows)) for side in (case.a, case.b)]
         holes = [_find_zero_runs(x, y) for x, y in (values, values[::-1])]
@@ -125,6 +130,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
     held = np.flatnonzero(lost.any(0))
     if not len(held):
         return
+    # Rows with zeros and their neighbours are not measured.
     beside = np.clip(np.concatenate([held - 1, held, held + 1]), 0, case.a.rows - 1)
     far = ~(away <= (STRAY * slack) ** 2 * square)
     far[np.unique(beside)] = False
@@ -132,6 +138,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
     total = float(square[sure].sum())
     if far.any() or not total or not float(away[sure].sum()) <= slack**2 * total:
         return
+    # Say which rows hold zeros, and whether they reach to the end.
     lines = []
     for label, counts in zip("AB", lost, strict=True):
         chosen = np.flatnonzero(counts)

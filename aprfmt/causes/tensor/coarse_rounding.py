@@ -37,6 +37,7 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
         row = ENCODINGS.get(name)
         if row is None or row.ggml is None or row.block_size < 2 or name not in CODECS:
             continue
+        # Only types that cannot be encoded here, from a finer source.
         if CODECS[name].has_encoder or storage_noise(source.encoding) > FINE:
             continue
         allowed = storage_noise(name) / NMSE_SLACK**0.5
@@ -46,6 +47,7 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
         if found is None:
             continue
         errors, like, factor = found
+        # Errors must be alike in all blocks, without a common factor.
         middle = float(np.median(errors))
         if errors.max() > SPREAD * middle or like.min() < LIKE or abs(factor - 1) > BIAS:
             continue

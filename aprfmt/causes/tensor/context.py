@@ -139,6 +139,7 @@ class PairContext:
     def _read_indexes(self, label: str) -> dict[tuple[int, ...], ShapeIndex]:
         """Return {shape: sample values of its tensors} of a model; unreadable ones are left out."""
         found: dict[tuple[int, ...], list[tuple[str, str, Array]]] = {}
+        # Read a few values of every tensor.
         for key in self.sides(label):
             reader = self.reader(label, key)
             if reader is None or not reader.size:
@@ -171,6 +172,7 @@ class PairContext:
         line = sample_line(reader)
         if not np.isfinite(line).all() or np.ptp(line) == 0:
             return []
+        # Distance of every tensor's sample from this one's, within their encodings.
         values = np.where(np.isfinite(index.values), index.values, 0.0)
         norm = np.maximum(np.linalg.norm(values, axis=1), norms.exact_norm(line))
         away = np.linalg.norm(values - line, axis=1) / np.where(norm > 0, norm, 1.0)

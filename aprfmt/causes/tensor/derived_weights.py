@@ -106,6 +106,7 @@ def _of_model(
     context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of a training, a merge or a pruning of the model; or {}."""
+    # Matrices that differ without an explanation.
     matrices = [
         row
         for row in rows
@@ -118,6 +119,7 @@ def _of_model(
     if few and open_[0].key not in TABLES:
         return {}
     changes: list[MatrixChange] = []
+    # Measure how each of them differs.
     for row in open_:
         try:
             found = _matrix_change(by_key[row.key])
@@ -212,6 +214,7 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
     allowed = max(2 * rounding, 1e-5 * size)
     if allowed > 0.2 * size:
         return 0  # rounding hides the rank
+    # Sketch the range of the difference with random probes.
     for tried in dict.fromkeys((min(FIRST, limit), limit)):
         rng = np.random.default_rng(12)
         probes = rng.standard_normal((delta.shape[1], tried + PROBES)).astype(np.float32)
@@ -222,6 +225,7 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
             break
     if missed > allowed:
         return 0
+    # The rank is the number of singular values above rounding.
     values = np.linalg.svd(inside, compute_uv=False).astype(np.float64)
     tails = np.sqrt(np.cumsum(values[::-1] ** 2)[::-1])
     left = np.hypot(np.append(tails[1:], 0.0), missed)
@@ -240,6 +244,7 @@ def _derived_explanations(
 
     `matrices` are all compared matrices, `changes` those that differ.
     """
+    # Differences of low rank are a merged adapter.
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
         found = _merge_explanations(pairs, matrices, low)
@@ -247,6 +252,7 @@ def _derived_explanations(
             return found
     if not all(change.plain for change in changes):
         return {}  # a faulty quantization of all tensors looks like a training
+    # Otherwise most must be related to the other side: a training or pruning.
     related = [change for change in changes if change.related > RELATED]
     if len(related) < 0.9 * len(changes):
         return {}
@@ -338,6 +344,7 @@ def _merge_explanations(
     rank = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     sizes = sorted(change.size for change in low)
     size = f"{sizes[0]:.2g} to {sizes[-1]:.2g} of the norm"
+    # All targets differ: a merge into one side.
     if keys == targets:
         text = (
             f"B - A has {rank} in every {short_keys(in_order)}, {size}, and nothing else of "
@@ -345,6 +352,7 @@ def _merge_explanations(
             "differs: an adapter was merged into one side (or once more than into the other)"
         )
         return {change.key: _derived_explanation(change, text, "lora_merge") for change in low}
+    # Just the targets of some files differ: a merge into a shard.
     for label in ("b", "a"):
         shards = _shards(pairs, targets, label)
         own = {shard for key in keys for shard in shards[key]}
@@ -356,6 +364,7 @@ def _merge_explanations(
                 "was merged into one side's shard only"
             )
             return {change.key: _partial_merge_explanation(change, text, True) for change in low}
+    # Some other part of the targets differs.
     left = sorted(targets - keys)
     sure = _run_of_layers(targets, keys)
     text = (

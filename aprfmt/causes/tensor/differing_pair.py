@@ -121,6 +121,7 @@ class DifferingPair:
     @cached_property
     def before(self) -> Distance:
         """Distance over all values as stored; from the comparison's record if that has it."""
+        # The comparison has measured this pair already.
         known = self.context.results.get(self.key)
         if known is not None and known.stats is not None and self.known:
             stats = known.stats
@@ -184,6 +185,7 @@ class DifferingPair:
         broken = False
         odd = Census()
         extent = Extent(), Extent()
+        # Sum squares over finite values; count those that differ.
         for index in self.windows(rows):
             x, y = to_float64(left(index)), to_float64(right(index))
             odd.add(x.reshape(-1), y.reshape(-1))
@@ -203,6 +205,7 @@ class DifferingPair:
                 stray += _count_stray_rows(delta, x, y, slack)
             changed, count = changed + int(differs.sum()), count + differs.size
             largest = max(largest, float(np.abs(delta).max(initial=0.0)))
+        # A value that is finite on one side only makes the distance infinite.
         norm = max(ll, rr)
         relative = rest = (dd / norm) ** 0.5 if dd else 0.0
         if broken or not np.isfinite(relative):

@@ -99,6 +99,7 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
         f"{odd.side} is not finite where the other side is, or holds another such value",
         odd.says(),
     )
+    # All other values may be equal, or within rounding.
     others = case.before.changed - odd.alone
     equal = others == 0 or (case.slack() > 0 and case.before.rest <= case.slack())
     if equal:
@@ -142,6 +143,7 @@ def _best_hypothesis(
     likely: Tried | None = None
     budget = TRIED
     for guess in _guesses_of_table(case, shapes, part):
+        # A finding needs no pass over the tensors.
         if isinstance(guess, Finding):
             if guess.confirmed:
                 return guess, None
@@ -293,12 +295,14 @@ def explain_pairs(
     late: list[int] = []
     with np.errstate(all="ignore"):  # misread values may overflow
         tried = FailedAttempts(results)
+        # Try pairs alone, until enough of a role were tried in vain.
         for i, (pair, row) in enumerate(zip(pairs, results, strict=True)):
             if tried.enough(row):
                 late.append(i)
                 continue
             made[i] = _explain_alone(context, pair, row)
             tried.add(made[i])
+        # Then all tensors together, then the pairs that were put off.
         made = _explain_together(context, pairs, made)
         left = [i for i in late if made[i].explanation is None]
         for i in left:
@@ -429,6 +433,7 @@ def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
         if side.row_bytes is None or not row.numpy or row.type_size == 1:
             continue
         size = _size(other.take(case.sample))
+        # Another byte order, and for 16-bit floats the other type.
         readings: list[tuple[str, str, Take]] = [
             (
                 "endianness",
@@ -445,6 +450,7 @@ def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
                     _labelled(side, name),
                 )
             )
+        # Only readings that give values of a plausible size.
         for cause, text, take in readings:
             now = _size(take(case.sample))
             if not 1 / SANE < now / max(size, 1e-300) < SANE:

@@ -242,6 +242,7 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
         weight = f"{norm}.weight"
         if not layer.has(weight):
             continue
+        # The factor by which the norm changed.
         a, b = _norm_gains(layer, weight)
         factor = np.where((a == 0) & (b == 0), 1.0, b / np.where(a == 0, 1.0, a))
         if not factor.all() or not _moved_by_factor(layer, weight, factor):
@@ -251,6 +252,7 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
             layer.folded[f"{norm}.bias"] = layer.a[f"{norm}.bias"] * factor
             sources.append(f"{norm}.bias")
         layer.folded[weight] = layer.b[weight]
+        # Readers that did not change undo nothing.
         chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
         kept = tuple(
             role
@@ -310,11 +312,13 @@ def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
         rows, reader = f"{first}.weight", f"{second}.weight"
         if not (layer.has(rows) and layer.has(reader)):
             continue
+        # The factor of each row, by least squares.
         x, y = layer.folded[rows].astype(np.float64), layer.b[rows].astype(np.float64)
         square = (x * x).sum(-1)
         factor = np.where(square > 0, (x * y).sum(-1) / np.where(square > 0, square, 1), 1.0)
         if not factor.all() or not _moved_by_factor(layer, rows, factor):
             continue
+        # The reader's columns take the inverse factor.
         back = _spread_factor(layer, factor, reader) if attention else factor
         if back is None or back.shape[-1] != layer.a[reader].shape[-1]:
             continue
@@ -392,6 +396,7 @@ def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str,
         gain, _ = _norm_gains(layer, weight)
         if not gain.all() or not _moved_by_factor(layer, weight, gain):
             continue
+        # The weights may be in the products of either side.
         for label, factor in (("B", gain), ("A", 1 / gain)):
             chosen = [f"{role}.weight" for role in readers if layer.has(f"{role}.weight")]
             held = [

@@ -20,7 +20,7 @@ from aprfmt.tensors import norms
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
-LEAST = 1024  # values below which nothing can be told
+LEAST = 1024  # values below which nothing can be said
 MOST = 1 << 22  # values that are looked at
 MOST_SORTED = 1 << 16  # values whose distribution is looked at
 WINDOW = 1 << 20
@@ -47,6 +47,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
     """
     if first.shape != second.shape or not first.size:
         return ForeignVerdict(False, "the shapes differ")
+    # A constant tensor was never filled.
     for label, side, other in (("B", second, first), ("A", first, second)):
         value = _constant_value(side)
         if value is not None and _constant_value(other) is None:
@@ -60,6 +61,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
         return ForeignVerdict(
             False, f"{x.size} values are too few to tell another tensor from damage"
         )
+    # Size and spread must be those of a weight, or of an initialisation.
     drawn = _initial_distribution(y)
     sizes = [float(np.sqrt(np.mean(values**2))) for values in (x, y)]
     ratio = sizes[1] / sizes[0] if sizes[0] else float("inf")
@@ -71,6 +73,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
     apart = spreads[1] / np.maximum(spreads[0], 1e-30)
     if not drawn and not bool(((apart >= SPREADS[0]) & (apart <= SPREADS[1])).all()):
         return ForeignVerdict(False, "B's values are spread unlike A's: damage as well")
+    # Values of another tensor do not correlate with the right ones.
     limit = RELATED + 4 / x.size**0.5
     values, magnitudes = _correlation(x, y), _correlation(*(_centred_magnitudes(v) for v in (x, y)))
     if abs(values) > limit or abs(magnitudes) > limit:
@@ -79,6 +82,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
             f"B's values are related to A's (correlation {values:.2g}, of their sizes "
             f"{magnitudes:.2g}): an earlier state of it, or damage",
         )
+    # Nor are they the right ones in another order.
     if _same_values_reordered(first, second, x, y):
         if first.encoding == second.encoding:
             return ForeignVerdict(

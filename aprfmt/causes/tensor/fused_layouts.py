@@ -52,13 +52,16 @@ def fused_orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[t
     sizes = [size for _, size in parts]
     starts = np.cumsum([0, *sizes]).tolist()
     every = [np.arange(starts[i], starts[i + 1]) for i in range(len(parts))]
+    # Whole parts in another order.
     for chosen in permutations(range(len(parts))):
         if list(chosen) != sorted(chosen):
             words = ", then ".join(f"all {parts[i][0]}" for i in chosen)
             yield words, np.concatenate([every[i] for i in chosen])
+    # Parts that alternate row by row.
     if len(set(sizes)) == 1:
         names = " ".join(name for name, _ in parts)
         yield f"[{names}] row by row", np.stack(every, 1).reshape(-1)
+    # Parts cut into equal units, by head, by group or by shard.
     units = [(kv_heads, "per KV group", "per head")] if kv_heads > 1 else []
     units += [(count, f"per part of {count} (tensor parallel)", "") for count in SHARDS]
     for count, grouped, single in units:

@@ -94,6 +94,7 @@ def _explain_layer(
     """Return {tensor key: finding} of a layer's fused tensors whose rows moved; or {}."""
     weights = _joined_pair(context, pairs, family.of("weight"), layer)
     biases = _joined_pair(context, pairs, family.of("bias"), layer)
+    # An order of the weights, which the biases may have followed.
     order = _find_row_order(context, rows, family, weights)
     if order is not None and weights is not None:
         found = _order_explanations(weights, order, ())
@@ -109,6 +110,7 @@ def _explain_layer(
             }
         alike = _order_explanations(biases, order, ("the biases moved with the weights",))
         return found | alike
+    # An order of the biases alone.
     order = _find_row_order(context, rows, family, biases)
     if order is None or biases is None:
         return {}
@@ -155,6 +157,7 @@ def _find_row_order(
     if case is None or not any(rows[key].unexplained(WEAK) for key in _part_keys(case)):
         return None
     assert isinstance(case.a, JoinedRows)
+    # Find the source of every row of B in A's joined rows.
     at = find_sources(case.a, case.b, 0, case.slack())
     if at is None or (at < 0).mean() > 1 - FOUND:
         return None
@@ -163,6 +166,7 @@ def _find_row_order(
         return None
     if np.array_equal(at, own):
         return None
+    # The order must make all rows equal.
     after = case.distance(lambda index: case.a.take(at[index]), case.b.take, None, case.slack())
     if not after.equal(case.slack()):
         return None

@@ -161,6 +161,7 @@ def find_scheme(
         return None
     unit = StorageUnit.of(encoding)
     every = ((code, grouping) for code in code_books() for grouping in groupings(*values.shape))
+    # Known schemes first, then every code with every grouping.
     for tried in (known, every if search else ()):
         for code, grouping in tried:
             if any(
@@ -194,6 +195,7 @@ def _cell_may_fit(cell: "Array", code: CodeBook, unit: StorageUnit) -> bool:
     most = moved[int(size.argmax())]
     if not most:
         return False
+    # Let the largest value be each entry in turn.
     tops, turned = _top_entries(code)
     scale = np.abs(most / tops) if turned else most / tops
     loose = np.full(len(tops), unit.relative * np.nan_to_num(np.abs(cell)).max() * code.offset)
@@ -215,6 +217,7 @@ def fit_scheme(
     """Return the scheme with its scales if nearly all cells of the values fit it; else None."""
     cells = split_cells(values, grouping)
     scales, bits = _scales(cells, code, unit)
+    # Nearly all cells must fit, too well for chance.
     fits = np.isfinite(bits)
     told = bits[fits & (scales != 0)]
     if fits.mean() < ALL or not told.size or np.median(told) < TOLD or told.sum() < ENOUGH:
@@ -309,7 +312,7 @@ def _improbability(
     gaps = np.diff(entries)
     gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
     off = np.abs(at - entries[near])
-    # Zero is stored as it is: what is only small beside the scale is not zero.
+    # Zero is stored as it is: what is only small next to the scale is not zero.
     may = (2 * unit.relative * np.abs(entries[near]) + 1e-9) * (entries[near] != 0) + 1e-30
     may = may + ((2 * loose + unit.least) / np.abs(scale))[:, None]
     # Zero is an entry of every code: what was pruned or clipped to it fits any scheme.
@@ -362,12 +365,14 @@ def _fit_lattice(
     near = np.clip(
         np.searchsorted((entries[:-1] + entries[1:]) / 2, np.nan_to_num(at)), 0, len(gaps)
     )
+    # A value's step is the larger gap to its neighbours in the code.
     gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
     step = np.abs(scales)[:, None] * gap
     tall, wide = grouping.rows or values.shape[0], grouping.columns or values.shape[1]
     down = -(-values.shape[0] // tall)
     back = step.reshape(down, -1, tall, wide).swapaxes(1, 2)
     steps = back.reshape(down * tall, -1)[: values.shape[0], : values.shape[1]]
+    # The lowest and the highest value of each cell.
     ends = [
         spread_over_cells(end(cells, axis=1), values.shape, grouping)
         for end in (np.nanmin, np.nanmax)

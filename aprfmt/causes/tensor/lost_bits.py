@@ -43,12 +43,14 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
         if side.encoding not in CODECS or row.block_size == 1 or row.row_layout or row.flat:
             continue
         places = _member_bytes(row.layout)
+        # A member that is the same byte in all blocks may be lost.
         for name, (start, stop) in places.items():
             bits = 8 * (stop - start) // row.block_size
             value = _constant_byte(case, side, start, stop, row.type_size)
             if bits not in UNIFORM or value not in UNIFORM[bits]:
                 continue
             alone = len(places) == 1
+            # Other bits of the codes must still be right.
             if not alone and not _is_restored(case, side, other, (start, stop), UNIFORM[bits]):
                 continue
             says = [
@@ -123,6 +125,7 @@ def _is_restored(
             return False
         theirs = to_float64(other.take(index)).reshape(-1)
         nearest: Array | None = None
+        # Choose for every value the bits that bring it nearest.
         for byte in patterns:
             raw.reshape(-1, size)[:, place[0] : place[1]] = byte
             values = to_float64(side.decoded(raw)).reshape(-1)

@@ -53,12 +53,14 @@ def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
     pool = _all_rows(case.context, case.a, case.key)
     if pool is None:
         return
+    # Find each row of B among all rows of A.
     own = pool.starts[pool.keys.index(case.key)]
     at = find_sources(
         pool, case.b, own, 0.0 if case.a.encoding == case.b.encoding else case.slack()
     )
     if at is None:
         return
+    # Most of the rows that are not at their place must be found.
     moved = np.flatnonzero(at != own + np.arange(len(at)))
     known = moved[at[moved] >= 0]
     if not len(moved) or len(known) < MOST * len(moved) or not len(known):
@@ -71,6 +73,7 @@ def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
     others = tuple(dict.fromkeys(run.key for run in found if run.key != case.key))
     lines = tuple(_run_text(case, run) for run in found[:SHOWN])
     lines += (f"{len(found) - SHOWN} more runs",) if len(found) > SHOWN else ()
+    # Some were not found: likely, not confirmed.
     if len(known) < len(moved):
         part = f"{len(known)} of the {len(moved)} rows that differ; the others stand nowhere in A"
         yield make_finding(

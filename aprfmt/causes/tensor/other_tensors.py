@@ -118,11 +118,13 @@ def _guess_renamed(
     layer_there, role_there = split_key(key)
     told, there = ("B", "A") if label == "B" else ("A", "B")
     back = "a" if label == "A" else "b"
+    # Does the tensor of that name hold this one's values in turn?
     returned = case.context.reader(back, key)
     held = case.a if label == "B" else case.b
     exchanged = (
         returned is not None and returned.shape == held.shape and _same_sample(returned, held)
     )
+    # Name it: a tied head, another layer's tensor, or another role's.
     if not exchanged and (case.key, key) == TIED:
         cause = "tied_embedding"
         text = f"{told}'s head has the values of the embedding; {there} has a head of its own"
@@ -165,11 +167,13 @@ def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | N
     mine = context.reader(label, key)
     if mine is None:
         return None
+    # Tensors that the other file alone has, and that look equal.
     for other in context.alike(there, mine):
         row = context.results.get(other)
         reader = context.reader(there, other)
         if row is None or row.verdict != f"ONLY_IN_{there.upper()}" or reader is None:
             continue
+        # Compare all values.
         a, b = (mine, reader) if label == "a" else (reader, mine)
         case = DifferingPair(key, a, b, context)
         case.known = False
@@ -230,12 +234,14 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
             )
     if case.numbers is not None:
         return  # siblings are compared for whole tensors only
+    # Most other tensors must be equal, and this one different throughout.
     verdicts = [row.verdict for key, row in context.results.items() if key != case.key]
     equal = sum(verdict in EQUAL or verdict == "WITHIN" for verdict in verdicts)
     apart = case.before
     far = row_distances(case.sample_a, case.sample_b) > 2 * case.slack()
     if not verdicts or equal < 0.5 * len(verdicts) or far.mean() < 0.5:
         return
+    # Judge whether the tensor is another one or a damaged copy.
     judged = judge_foreign(case.a, case.b)
     what = (
         "looks taken from another checkpoint"

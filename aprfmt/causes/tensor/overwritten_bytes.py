@@ -27,7 +27,7 @@ from aprfmt.tensors.runs import RunBytes
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
-CONTENT = 64  # bytes from which what stands in a range says where it came from
+CONTENT = 64  # bytes from which a range's content says where it came from
 SEARCHED = 2 << 30  # bytes looked through, of both files
 STEP = 8 << 20
 WILD = 30.0  # values so much larger than the largest of A's are no weights
@@ -45,10 +45,12 @@ class ByteSpan:
 def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
     """Yield findings if all but a few ranges of bytes are equal, with what is in those."""
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
+    # Take the byte order in which the difference has fewer ranges.
     for a, b, _ in byte_layouts(case):
         found = _differing_spans(a, b)
         if found and (best is None or len(found) < len(best[0])):
             best = found, b, a
+    # No ranges of bytes: look for columns, or for damage seen through values.
     if best is None:
         yield from _explain_columns(case)
         if case.a.encoding != case.b.encoding:
@@ -60,6 +62,7 @@ def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
     spans, b, _ = best
     if b is case.b.bytes:
         yield from _explain_units(case, spans)
+    # Say what each range holds, and whether that must be damage.
     spans = _with_content(case, spans, b)
     known = [span for span in spans if span.holds]
     sure = all(span.holds or _is_surely_damage(case, span, b) for span in spans)
@@ -87,6 +90,7 @@ def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Findi
     size = case.b.row_bytes or 0
     if case.a.columns == 1 or not size:
         return
+    # Extend the ranges to whole rows or experts.
     one = size * case.shape[1] if len(case.shape) == 3 else size
     firsts = [span.start // one for span in spans]
     lasts = [-(-span.stop // one) for span in spans]
@@ -96,6 +100,7 @@ def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Findi
         return
     name = "expert" if len(case.shape) == 3 else "row"
     shown = ", ".join(numbered_text(name, a, b) for a, b in zip(firsts, lasts, strict=True))
+    # They may be constant, or of another tensor.
     values = case.b.take(rows)
     text = ""
     if values.size > 1 and np.ptp(to_float64(values)) == 0 and (name == "expert" or values.any()):
@@ -125,6 +130,7 @@ def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
         return
     apart = np.zeros(columns, bool)
     held = np.zeros(columns, bool)
+    # Find the columns that differ, and whether B has values there.
     for rows in case.windows(None):
         x, y = case.a.take(rows), case.b.take(rows)
         apart |= (x != y).any(axis=0)
@@ -133,6 +139,7 @@ def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
             return
     if not apart.any() or held[apart].any():
         return
+    # Say the columns as ranges.
     chosen = np.flatnonzero(apart)
     ends = np.flatnonzero(np.diff(chosen) != 1)
     firsts, lasts = chosen[np.append(0, ends + 1)], chosen[np.append(ends, len(chosen) - 1)]
@@ -186,6 +193,7 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
                     side.drop(start, stop)
             yield at
 
+    # Join near places to ranges.
     found = join_places(apart(), GAP, SPANS)
     if not found:
         return []
@@ -252,6 +260,7 @@ def _find_copies(
 
     `searched` are the ranges' bytes by number.
     """
+    # Search for a short piece of each range that is unlikely to occur twice.
     needles = {}
     for i, data in searched.items():
         at = len(data) // 2 - min(ANCHOR, len(data)) // 2
@@ -260,6 +269,7 @@ def _find_copies(
             needles[i] = at, needle
     found: dict[int, str] = {}
     left = SEARCHED
+    # Look through all stored tensors of both files.
     for label in ("b", "a"):
         for tensor in case.context.stored(label):
             size = tensor.info.nbytes

@@ -69,6 +69,7 @@ def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
     """Yield the finding of zero points off by one whole number, in all or some groups."""
     if not copy.bits:
         return
+    # Find the whole number of steps by which the cells are off.
     middle = np.nanmedian(copy_cells(copy, _errors_in_steps(copy)), axis=1)
     whole = np.round(middle)
     usual = int(np.median(whole[whole != 0])) if whole.any() else 0
@@ -76,6 +77,7 @@ def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
         return
     whole = np.where(np.abs(middle - usual) <= np.abs(middle), usual, 0)
     off = spread_over_copy(copy, whole) * copy.lattice.step
+    # Say it, with the usual reason for such a number.
     many, way = abs(usual), "low" if usual > 0 else "high"
     said = "one" if many == 1 else str(many)
     says = f"{copy.whose} zero points are {said} too {way}: every value is {said} step"
@@ -103,6 +105,7 @@ def explain_group_zero_points(copy: PackedCopy) -> Iterator[Finding]:
     whole = np.round(np.nanmedian(copy_cells(copy, _errors_in_steps(copy)), axis=1))
     if not whole.any():
         return
+    # Move every cell by its own number of steps.
     off = spread_over_copy(copy, whole) * copy.lattice.step
     says = f"{copy.whose} zero points are those of other groups, or other numbers"
     numbers = f"off by {whole.min():+.0f} to {whole.max():+.0f} steps"
@@ -181,10 +184,12 @@ def _reread_codes(copy: PackedCopy, read: "Array", table: "Array") -> tuple["Arr
     levels = read[order]
     best = np.full(copy.y.shape, np.inf)
     step, least = np.ones(copy.y.shape), np.full(copy.scales.size, np.inf)
+    # Try each power of two as the factor on the cells' scales.
     for power in range(-POWERS, POWERS // 8):
         unit = spread_over_copy(copy, np.where(copy.scales != 0, copy.scales * 2.0**power, 1.0))
         near = np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit)
         values = table[order[near]]
+        # A cell counts only if all its values are numbers of the table.
         right = np.isclose(levels[near] * unit, copy.y, rtol=2.0**-6, atol=0)
         values = np.where(right, values, np.nan)
         valid = np.isfinite(
@@ -194,6 +199,7 @@ def _reread_codes(copy: PackedCopy, read: "Array", table: "Array") -> tuple["Arr
             continue
         values = np.nan_to_num(values)
         factor = spread_over_copy(copy, cell_factors(copy, values))
+        # Keep for each cell the power that comes nearest to the source.
         apart = np.nansum(
             (copy_cells(copy, values * factor) - copy_cells(copy, copy.x)) ** 2, axis=1
         )

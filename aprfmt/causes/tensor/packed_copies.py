@@ -118,6 +118,7 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
     """Yield the sides of a pair that are copies on a lattice."""
     if case.a.columns < lattices.NARROWEST or case.numbers is not None:
         return
+    # Of large tensors only some rows are read.
     rows = _sampled_rows(case.a)
     for source, reader, whose in ((case.a, case.b, "B's"), (case.b, case.a, "A's")):
         index = np.arange(reader.rows) if rows is None else rows
@@ -126,6 +127,7 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
         known, finite = reader.side.lattice, bool(np.isfinite(y).all())
         if not (np.isfinite(x).all() and x.any() and y.any()):
             continue
+        # The encoding itself gives the lattice.
         if known is not None:
             lattice = Lattice(
                 *(np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known)
@@ -148,6 +150,7 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
                 finite,
             )
             continue
+        # Otherwise search for a scheme in the values.
         made = _scheme_of_one_side(case, x, y, source, reader) if finite else None
         if made is None and finite and reader.columns % FLAT and not x.size % FLAT:
             x, y = x.reshape(-1, FLAT), y.reshape(-1, FLAT)  # blocks that run over row ends

@@ -91,6 +91,7 @@ def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
             x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
             yield np.flatnonzero(x != y) + start
 
+    # Join near bytes to runs; long runs are no damage.
     places = join_places(apart(), GAP, RUNS)
     if places is None:
         return None

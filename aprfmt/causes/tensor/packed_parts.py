@@ -245,6 +245,7 @@ def _confirm_reading(
         return None
     if not np.isfinite(y).all() or any(part is None for part in parts):
         return None
+    # Judge the errors in the steps of the weights as read now.
     index = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
     wide = [view.undone(list(arrays)) for arrays in zip(*(p for p in parts if p), strict=True)]
     lattice = Lattice(*(np.asarray(part).reshape(-1, y.shape[-1])[index] for part in wide))
@@ -268,12 +269,14 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
         raw = np.ascontiguousarray(index, np.int32).tobytes()
         return weight.altered({".g_idx": StoredPart(raw, "I32", (inputs,))})
 
+    # Decode with every input in each group, and take the nearest for each input.
     best, least = np.zeros(inputs, np.int32), np.full(inputs, np.inf)
     for group in range(groups):
         y = copy.reader.side.undone([read(np.full(inputs, group)).decode()])
         error = ((np.asarray(y, np.float64).reshape(copy.x.shape) - copy.x) ** 2).sum(0)
         better = error < least
         best[better], least[better] = group, error[better]
+    # Ascending groups mean another group size; others a wrong index.
     counts = np.bincount(best, minlength=groups)
     runs = bool((np.diff(best) >= 0).all())
     says = (

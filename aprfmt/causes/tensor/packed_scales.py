@@ -91,6 +91,7 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
             continue
         seen.append(grouping)
         finer = replace(copy, grouping=grouping, scales=_scales_of_cells(copy, grouping))
+        # Repair every cell by its least-squares factor, and see whether errors become usual.
         factor = cell_factors(finer, finer.y)
         if not (np.isfinite(factor).all() and factor.all()):
             continue
@@ -99,6 +100,7 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         if not copy.better(after):
             continue
         wrong = np.abs(factor - 1) > NEAR
+        # Name what was done to the scales by comparing them with the repaired ones.
         relation = _scale_relation(finer, finer.scales * factor, wrong, after.relative)
         if bool(relation) != related or (
             not relation and np.ptp(factor) <= NEAR * np.abs(factor).mean()
@@ -136,6 +138,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
     `wrong` marks the cells [cells] whose factor is not 1. A factor is known to about the copy's
     relative error over the root of a cell's elements.
     """
+    # Scales that have no effect.
     if _are_fp8_codes(copy):
         return "they are ignored, as if each were 1"
     stored = copy.scales
@@ -151,11 +154,13 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         return "they are ignored, as if each were 1"
     if np.abs(stored - 1).max() < LEAST:
         return "they are ignored, as if each were 1"
+    # Scales that are inverted.
     if near(stored * right, np.ones_like(right)):
         return "they are inverted: 1/s stands for s"
     product = stored * right
     if stored.size > 2 and near(product, np.full_like(right, np.median(product))):
         return "they are inverted, up to one factor"
+    # Scales at other places of the grid.
     rows = -(-copy.y.shape[0] // (copy.grouping.rows or copy.y.shape[0]))
     grid, true = stored.reshape(rows, -1), right.reshape(rows, -1)
     moved = _scale_move(grid, true, near)
@@ -216,9 +221,11 @@ def explain_minima(copy: PackedCopy) -> Iterator[Finding]:
     factor, offset = cell_factors_and_offsets(copy)
     if not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
         return
+    # At least half of the cells must be clearly off.
     off_by = np.nanmean(copy_cells(copy, np.abs(copy.x - copy.y) / copy.lattice.step), axis=1)
     if not (off_by > OFF).mean() >= 0.5:
         return  # damage of some groups, which no relation of all explains
+    # Repair offsets alone, then factors and offsets together.
     only = np.nanmean(copy_cells(copy, copy.x - copy.y), axis=1)
     for k, h in ((np.ones_like(only), only), (factor, offset)):
         wide, off = spread_over_copy(copy, k), spread_over_copy(copy, h)
@@ -239,6 +246,7 @@ def explain_scales_above_minima(copy: PackedCopy) -> Iterator[Finding]:
     low = np.nanmin(copy_cells(copy, copy.lattice.low), axis=1)
     if not low.any() or not np.isfinite(low).all():
         return
+    # Fit one factor to what lies above the minimum of each cell.
     base = spread_over_copy(copy, low)
     mine, source = (np.nan_to_num(copy_cells(copy, values - base)) for values in (copy.y, copy.x))
     square = (mine * mine).sum(1)
@@ -271,6 +279,7 @@ def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
         """Return whether x and y are less than 0.3 steps apart in most cells."""
         return bool(np.median(np.abs(x - y)) < 0.3 * np.median(step) * np.median(factor))
 
+    # Only offsets are wrong: the minima themselves.
     if near(factor, np.ones_like(factor)) and (factor == 1).all():
         if near(offset, -2 * low):
             return "minima have the other sign: added where they are taken away"
@@ -299,6 +308,7 @@ def explain_input_scales(copy: PackedCopy) -> Iterator[Finding]:
     groups = count // wide
     if groups < 2 or rows * count * groups > FEW_COLUMNS:
         return
+    # Find for every input the group whose scale fits it best.
     stored = copy.scales.reshape(rows, groups)
     own = np.arange(count) // wide
     best, least = own.copy(), np.full(count, np.inf)
@@ -307,6 +317,7 @@ def explain_input_scales(copy: PackedCopy) -> Iterator[Finding]:
         error = ((copy.y * ratio - copy.x) ** 2).sum(0)
         better = error < least
         best[better], least[better] = group, error[better]
+    # Repair all inputs at once and judge the errors.
     ratio = stored[:, best] / stored[:, own]
     found = copy.explained(
         "group_index",

@@ -39,12 +39,14 @@ def find_rows(case: DifferingPair) -> FoundLines | None:
     None if fewer than half of the sample's rows are found.
     """
     slack = 2 * case.slack() + 1e-6
+    # Vectors by value; many equal rows by their bytes.
     if case.a.columns == 1:
         return _match_by_sorting(case)
     if case.b.rows != case.a.rows:
         return None
     if case.a.rows > MATCHED and case.slack() == 0 and case.a.row_bytes == case.b.row_bytes:
         return _match_by_hash(case)
+    # Others by random projections: the sample's rows first.
     rng = np.random.default_rng(16)
     onto = rng.standard_normal((case.a.columns, PROJECTIONS))
     b = _project_rows(case.b, case, onto)
@@ -54,6 +56,7 @@ def find_rows(case: DifferingPair) -> FoundLines | None:
     if case.a.rows > MATCHED:
         known = first >= 0
         return FoundLines(case.sample[known], first[known], case.a.rows, 0)
+    # Then all rows.
     every = np.arange(case.a.rows)
     at = nearest_rows(_project_rows(case.a, case, onto), b, slack, every)
     return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)

@@ -69,10 +69,12 @@ def guess_transposed(case: DifferingPair) -> Iterator[Guess]:
     a, b = case.a, case.b
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.size > TRANSPOSED:
         return
+    # Equal shapes: the values alone may be transposed.
     if a.shape[-2:] != b.shape[:-3:-1]:
         if a.shape == b.shape:
             yield from guess_transposed_inside(case)
         return
+    # Exchanged shapes: compare a corner of both first.
     few = min(8, *a.shape[-2:])
     at_a = np.linspace(0, a.shape[-2] - 1, few).astype(np.int64)
     at_b = np.linspace(0, b.shape[-2] - 1, few).astype(np.int64)
@@ -88,6 +90,7 @@ def guess_transposed(case: DifferingPair) -> Iterator[Guess]:
     if a.shape == b.shape:
         yield from guess_transposed_inside(case)
         return
+    # Or only the shape is exchanged, and the values keep their order.
     width = min(a.columns, b.columns)
     first = np.zeros(1, np.int64)
     if samples_agree(a.take(first)[:, :width], b.take(first)[:, :width], slack):
@@ -119,6 +122,7 @@ def guess_rearranged(case: DifferingPair) -> Iterator[Guess]:
 
 def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
     """Yield guesses that name a rearrangement that was found, likely names first."""
+    # Whole blocks, then a shift.
     enough = len(found.index) >= permutation.FOUND * found.count or found.count > len(found.index)
     what = "rows" if found.axis == 0 else "columns"
     if case.a.columns == 1:
@@ -131,6 +135,7 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     k = permutation.constant_shift(found)
     if k is not None and found.count > 2:
         yield from _guess_shift(case, found, k, what)
+    # Orders that rope pairs explain, for the right and for a wrong head count.
     rotated = case.role.startswith(ROTATED) or not case.context.hyper
     for heads, way, p in permutation.rope_pair_permutations(case, found) if rotated else ():
         yield _pairing_guess(case, found, heads, way, p, what)
@@ -145,6 +150,7 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     if not whole:
         return
     yield from _guess_inside_blocks(case, found)
+    # At last any order, by its first moves.
     moved = found.index[found.index != found.at]
     label = case.row_name if found.axis == 0 else str
     pairs = ", ".join(
@@ -275,6 +281,7 @@ def _guess_blocks(case: DifferingPair, found: FoundLines, what: str) -> Iterator
         return
     if not case.role.startswith("attn_"):
         return
+    # Sizes that a head may have.
     right = expected_heads(case, found.count)
     counts = case.sizes("n_heads", "n_kv_heads") if right is None else [right]
     dims = case.sizes("head_dim") if right is None else []
@@ -356,6 +363,7 @@ def guess_repeated_heads(case: DifferingPair) -> Iterator[Guess]:
     small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
     if small.rows == 0 or large.rows % small.rows or not case.role.startswith(("attn_k", "attn_v")):
         return
+    # Try both orders of the repeated heads.
     times = large.rows // small.rows
     for size in case.sizes("head_dim"):
         if small.rows % size:

@@ -34,6 +34,7 @@ def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
     suffix = next((name for name in _ZEROS if name in b.parts), "")
     if packed is None or not suffix or a.encoding != b.encoding or a.parts.keys() != b.parts.keys():
         return
+    # All other parts must be equal.
     codes = packed().codes()
     pair = a.parts[suffix], b.parts[suffix]
     if codes is None or codes.bits not in _WHOLE_BYTES or pair[1].info.nbytes > MOST:
@@ -42,6 +43,7 @@ def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
         return
     if pair[0].info.nbytes != pair[1].info.nbytes:
         return
+    # One old value became one new value, in all places.
     x, y = (_unpack_codes(part, codes.bits) for part in pair)
     changed = x != y
     old, new = np.unique(x[changed]), np.unique(y[changed])

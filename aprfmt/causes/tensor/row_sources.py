@@ -131,6 +131,7 @@ def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
 
     `expected` are preferred places.
     """
+    # Look up every hash among the sorted ones.
     order = np.argsort(theirs, kind="stable")
     ordered = theirs[order]
     at = np.searchsorted(ordered, mine)
@@ -138,6 +139,7 @@ def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
     equal = np.zeros(len(mine), bool)
     equal[there] = ordered[at[there]] == mine[there]
     found = np.where(equal, order[np.minimum(at, len(order) - 1)], -1)
+    # Prefer the expected place, then the row after the one before.
     inside = expected < len(theirs)
     stays = np.zeros(len(mine), bool)
     stays[inside] = theirs[expected[inside]] == mine[inside]

@@ -72,10 +72,12 @@ def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
     Either both files hold the same bytes, or one holds values that were made by such a reading.
     """
     a, b = case.a, case.b
+    # The same bytes under two labels.
     if a.encoding != b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
         says = f"B's bytes read as {a.encoding} instead of {b.encoding} are A's values"
         read = lambda rows: b.decoded(b.raw(rows), a.encoding)  # noqa: E731
         yield case.guess("dtype_mislabel", (says,), "B", read, 0.0)
+    # Values that were made by reading one 16-bit type as the other.
     for label, side, other, mine in (("A", a, b, case.sample_a), ("B", b, a, case.sample_b)):
         told = "B" if label == "A" else "A"
         for first in SIXTEEN:
@@ -90,6 +92,7 @@ def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
                 _read_bits_as(side, first, second),
                 pair_noise(second, other.encoding),
             )
+    # Bytes of one encoding under another label of the same size.
     for label, side, other in (("B", b, a), ("A", a, b)):
         for name in _same_size_encodings(side):
             if name == other.encoding and side.row_bytes == other.row_bytes:
@@ -217,6 +220,7 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
     places: list[int] = []
     lost = True  # all of B between the first and the last difference is zero
     count = 0
+    # Compare window by window, and give up once the difference is no damage.
     for start in range(0, len(a), 1 << 20):
         stop = min(len(a), start + (1 << 20))
         x = np.frombuffer(copy_bytes(a, start, stop), np.uint8)
@@ -235,6 +239,7 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
             return None
     if not count:
         return None
+    # Many bytes: one run of zeros, or nothing that this function explains.
     if count > FEW_BYTES:
         # All of it zero is a tensor never written; a run inside is damage.
         if last - first + 1 > len(a) - len(a) // KEPT:
@@ -245,6 +250,7 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
         return _damage_explanation(
             case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", where, True
         )
+    # Few bytes: changes that have a name come before damaged bits.
     if _elements_exchanged(case, places):
         text = f"values are exchanged, each is as it was: {_elements_text(case, places)}"
         return _damage_explanation(case, text, (), True, named=True)
@@ -255,6 +261,7 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
         return None  # of a row or a column: the hypothesis of factors says which
     if turned:
         return _damage_explanation(case, turned, (), True, named=True)
+    # Otherwise name the bits, if they are few.
     flips = []
     for place in places:
         changed = copy_bytes(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
@@ -433,6 +440,7 @@ def _explain_float_bits(case: DifferingPair) -> Finding | None:
     if case.before.changed > FEW_BITS or not case.before.changed:
         return None
     flips = []
+    # List every bit that differs, with its element and both values.
     for rows in case.windows(None):
         x, y = a.take(rows), b.take(rows)
         if x.dtype != np.float32 or y.dtype != np.float32:
@@ -487,6 +495,7 @@ def _bytes_as_stored(case: DifferingPair, side: View) -> bytes | None:
     row = encoding_row(a.encoding)
     flat = np.frombuffer(a.bytes.window(0, len(a.bytes)), np.uint8)
     shape = case.shape if row.block_size == 1 else case.shape[:-1]
+    # Move whole elements, or whole rows of blocks, without decoding.
     cell = row.type_size if row.block_size == 1 else a.row_bytes or 0
     cells = flat.view(np.dtype((np.void, cell))).reshape(shape)
     arrays = to_stored(steps, [cells], case.context.models["b"].hyper)

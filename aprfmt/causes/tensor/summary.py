@@ -116,6 +116,7 @@ def _layers_sentence(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
             counts[there] = counts.get(there, 0) + 1
             if row.explanation.where[1] in equal:
                 copied[row.explanation.evidence[0][0], layer] = there
+    # A layer counts as the one that most of its tensors are from.
     whole = {layer: max(counts, key=lambda k: counts[k]) for layer, counts in moved.items()}
     tensors = {layer: sum(counts.values()) for layer, counts in moved.items()}
     said: list[str] = []
@@ -126,11 +127,13 @@ def _layers_sentence(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
             each = f"{many} tensor{'s' if many > 1 else ''} each"
             said.append(f"layers {layer} and {there} are exchanged ({each})")
             done |= {layer, there}
+    # Copies, after exchanged pairs.
     for (side, layer), there in sorted(copied.items(), key=lambda item: item[0][1]):
         if whole[layer] == there and layer not in done:
             own = f"{tensors[layer]} tensor{'s' * (tensors[layer] > 1)}"
             said.append(f"layer {layer} of {side} is a copy of layer {there} ({own})")
             done.add(layer)
+    # All other moves in one list.
     rest = {layer: there for layer, there in sorted(whole.items()) if layer not in done}
     if rest:
         shown = ", ".join(f"{layer} is {there}" for layer, there in list(rest.items())[:12])

@@ -143,6 +143,7 @@ def _explain_layer(
     layer: int,
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of a layer's tensors; {} unless all moved together."""
+    # All tensors that the symmetry orders must be there, in equal shapes.
     start = f"L{layer}."
     here = {key.removeprefix(start): pair for key, pair in pairs.items() if key.startswith(start)}
     members = list(_tensors_of_layer(symmetry, here))
@@ -155,6 +156,7 @@ def _explain_layer(
         if a is None or b is None or a.shape != b.shape:
             return {}
         cases[role] = DifferingPair(start + role, RowReader(a), RowReader(b), context)
+    # Find the order of each unit (heads, neurons, experts).
     counts = _unit_counts(context, symmetry, cases)
     orders: dict[str, Array] = {}
     for unit in symmetry.rows:
@@ -166,6 +168,7 @@ def _explain_layer(
         orders[unit] = order
     if not _orders_are_consistent(orders):
         return {}
+    # The orders must make every tensor equal.
     found = {}
     for unit, role, axis in members:
         case = cases[role]
@@ -219,6 +222,7 @@ def _find_unit_order(
 ) -> "Array | None":
     """Return the place in B of each unit of A (int64 [count]); None if not known."""
     still = True
+    # The first changed tensor whose rows are units gives the order.
     for own, role, axis in members:
         case = cases[role]
         if own != unit or axis != 0 or case.a.columns == 1 or case.a.rows % count:

@@ -29,11 +29,13 @@ def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
     a, b = case.a, case.b
     rows, columns = a.shape[-2:]
     size = rows * columns
+    # Compare a few values before all of them.
     probe = np.linspace(0, size - 1, min(64, size)).astype(np.int64)
     here = _values_at_places(b, probe, columns)
     counts = [1] if case.numbers is None else []
     if case.role.startswith("attn_"):
         counts += [h for h in case.sizes("n_heads", "n_kv_heads") if h > 1]
+    # Transposed as a whole, or block by block of each head.
     for heads in dict.fromkeys(counts):
         for cut, across in ((rows, False), (columns, True)):
             if cut % heads or (heads == 1 and (across or rows == columns)):

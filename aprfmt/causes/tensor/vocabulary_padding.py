@@ -1,4 +1,4 @@
-"""Rows behind the vocabulary: an embedding and a head that one side pads to a round number."""
+"""Padding rows after the vocabulary: an embedding and a head that one side makes longer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -69,6 +69,7 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
     slack = pair_noise(first.encoding, second.encoding)
     step = max(1, STEP // first.columns)
     worst = 0.0
+    # The rows that both have must be equal.
     for start in range(0, few, step):
         rows = np.arange(start, min(few, start + step))
         x, y = to_float64(first.take(rows)), to_float64(second.take(rows))
@@ -77,6 +78,7 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
         if apart > slack or (not slack and not np.array_equal(x, y)):
             return None
         worst = max(worst, apart)
+    # The tokenizer must have no ids for the other rows.
     known = [
         n for n in (_vocabulary_size(context.models[side]) for side in ("a", "b")) if n is not None
     ]

@@ -32,7 +32,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 # In the order in which findings are named. Where the kind or the whole vocabulary is another one,
-# it stands for the rows behind it whose parts it holds.
+# it covers the later rows whose parts it holds.
 _LISTED = (
     pre_tokenizer.kind_difference,
     vocabulary_lists.vocabulary_difference,
@@ -88,6 +88,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
             sides.append(stated_tokenizer(model))
         except AprfmtError as error:
             return TokensReport(not_checked=(f"tokenizer: {label}'s cannot be read: {error}",))
+    # A side without a tokenizer is not compared.
     mine, theirs = sides
     if mine is None or theirs is None:
         lacking = " and ".join(label for label, side in zip("AB", sides, strict=True) if not side)
@@ -155,6 +156,7 @@ def _added_token_ids(*sides: StatedTokenizer) -> tuple[int, ...]:
 
 def compare_stated(mine: StatedTokenizer, theirs: StatedTokenizer) -> TokensReport:
     """Return the comparison of two tokenizers. Raises FormatError for one that cannot be read."""
+    # Differences known to have no effect become notes.
     every = list(_listed_differences(mine, theirs))
     still = tuple(row for row in every if row.still)
     found = [row for row in every if not row.still]
@@ -169,15 +171,18 @@ def compare_stated(mine: StatedTokenizer, theirs: StatedTokenizer) -> TokensRepo
     mine, theirs = with_empty_merges(mine), with_empty_merges(theirs)
     unseen: list[Difference] = []
     missing: tuple[str, ...] = ()
+    # Where texts cannot be encoded, no probe can show a difference of encoding.
     if not _can_encode(mine, theirs):
         unseen = [row for row in found if set(row.parts) & set(ENGINE)]
         missing = (f"tokenizer: texts were not encoded: {_kinds_text(mine, theirs)}",)
+    # Where all probes are split alike, unsure differences are notes, too.
     unsure = [row for row in found if not row.sure and set(row.parts) <= set(ENGINE)]
     if unsure and (unseen or splits_are_equal(mine, theirs)):
         still = (*still, *unsure)
     else:
         unsure = []
     found = [row for row in found if row not in unsure and row not in unseen]
+    # Measure the effect of the others on the probes.
     findings = [replace(row, probed=False) for row in unseen if row not in unsure]
     findings += measure_effects(mine, theirs, found) if found else []
     kept = tuple(row for row in findings if row.shown or row.sure)

@@ -59,6 +59,7 @@ class ProbeBench:
         """Return every reading of a tokenizer made of these parts, by label."""
         engine, found = self._encoded(parts)
         found = found | _readings_without_text(parts)
+        # Conversations as text, and their ids.
         texts = self.chats(parts)
         for name, (status, text) in texts.items():
             found["chat", name] = (status, text if status == "ok" else "")
@@ -241,6 +242,7 @@ def measure_effects(
     a: StatedTokenizer, b: StatedTokenizer, found: Sequence[Difference]
 ) -> list[Difference]:
     """Return each difference with what it does to the probes: shares, and one example."""
+    # Build both sides' parts and the probe texts.
     groups = [row.parts for row in found]
     listed = {name for group in groups for name in group}
     splits = bool(listed & set(ENGINE))
@@ -251,6 +253,7 @@ def measure_effects(
     special = special_texts_of(texts, a, b)
     bench = ProbeBench(texts, special, where, encodes=splits)
     every = group_effects(bench, mine, theirs, groups)
+    # Differences that no text shows are tried on the pieces' own texts.
     unseen = any(
         not effect.labels and _BY_PIECES & set(group)
         for effect, group in zip(every, groups, strict=True)
@@ -260,6 +263,7 @@ def measure_effects(
         also = piece_texts(map(plain_text, tokens))
         bench = ProbeBench(texts, special, where, also)
         every = group_effects(bench, mine, theirs, groups)
+    # A pre-tokenizer that changes no id may still split texts in another way.
     every = [
         measure_split_effect(bench, mine, theirs, row.parts)
         if row.cause == "pre_tokenizer" and row.sure and not effect.labels

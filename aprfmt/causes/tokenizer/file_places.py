@@ -1,4 +1,4 @@
-"""Where a part of a tokenizer stands, in the words of its format."""
+"""Where a part of a tokenizer is stored, in the words of its format."""
 
 from collections.abc import Mapping
 

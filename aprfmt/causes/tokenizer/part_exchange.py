@@ -146,7 +146,7 @@ def control_ids(parts: TokenizerParts) -> dict[str, int]:
     return {row["content"]: row["id"] for row in parts["added"] if row["special"]}
 
 
-# --- lists beside a tokenizer.json ---------------------------------------------------------------
+# --- lists compared with a tokenizer.json --------------------------------------------------------
 
 
 def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
@@ -155,12 +155,14 @@ def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> Tokeniz
     vocabulary = side.vocabulary
     made = dict(like)
     tokens = _pieces_as_in_json(side, other)
+    # Pieces in the form of the tokenizer.json: a mapping, or pairs with scores.
     if isinstance(like["pieces"], Mapping):
         made["pieces"] = {token: i for i, token in enumerate(tokens)}
     elif tokens[: len(like["pieces"])] != [row[0] for row in like["pieces"]]:
         scores = vocabulary.scores or [0.0] * len(tokens)
         count = len(like["pieces"])
         made["pieces"] = [list(row) for row in zip(tokens, scores, strict=True)][:count]
+    # Merges of the lists, or made from their scores.
     if vocabulary.merges is not None:
         made["merges"] = _merge_pairs(vocabulary.merges)
     elif vocabulary.scores is not None and like["merges"] and vocabulary.kind == "spm":
@@ -169,6 +171,7 @@ def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> Tokeniz
         made["merges"] = []
     made["added"] = _added_tokens(side, like["added"])
     made["normalizer"] = _comparable_normalizer(side, other, like["normalizer"])
+    # A pre-tokenizer that differs is built from llama.cpp's rules.
     if vocabulary.kind == "bpe" and other.data is not None:
         if pre.splitting_of(other.data) != pre.row_splitting(vocabulary.pre):
             row = pre.PRE_TOKENIZERS[vocabulary.pre]
@@ -259,6 +262,7 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
     """Return the parts around a text: special ids, frame, chat template, generation settings."""
     crossed = side.lists and not other.lists
     made: TokenizerParts = {}
+    # Special ids with their texts.
     for role in IDS:
         i = side.vocabulary.engine_ids.get(role)
         text = side.texts.get(f"{role}_token")
@@ -267,6 +271,7 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
         made[f"role:{role}"] = (i, text)
     before, after = frame_roles(side)
     made |= {"begins": before, "ends": after, "template": side.template}
+    # Settings that a GGUF has no keys for are the other side's.
     source = other if crossed else side
     said = source.carried.parse("generation_config.json") if not source.lists else {}
     made["generation"] = {

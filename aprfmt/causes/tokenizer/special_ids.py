@@ -172,6 +172,7 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
         left, right = (frame_roles(side)[at] for side in (a, b))
         if a.frame[at] == b.frame[at] or left == right or _agrees_with_processor(a, b, at):
             continue
+        # More than BOS or EOS alone differs.
         if {left, right} != {(role,), ()}:
             yield _frame_difference(a, b, part, at)
             continue
@@ -181,6 +182,7 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
         for label, side, puts in (("A", a, x), ("B", b, y)):
             if at == 0 and puts and "bos_token" in (side.template or ""):
                 says += f"; {label}'s chat template writes it too, so that it stands there twice"
+        # A default that no file states is a note, not a finding.
         ids = [side.vocabulary.ids.get(role) for side in (a, b)]
         parts = (part, f"role:{role}") if None in ids else (part,)
         unsaid = _is_default_bos(a, b, part)
@@ -328,6 +330,7 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
     if not left or not right:
         yield from _end_differences(a, b)
         return
+    # Settings whose values in effect differ, then ids that both state.
     apart = [
         key
         for key, default in GENERATION.items()

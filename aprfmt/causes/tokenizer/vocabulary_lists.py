@@ -130,8 +130,10 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
     mine, theirs = comparable_pieces(a, b), comparable_pieces(b, a)
     skip = {row["content"] for row in (*a.added, *b.added)} if not is_list_and_json(a, b) else set()
     size = max(len(mine), len(theirs))
+    # Fill both lists to one length.
     mine += ["[PAD0]"] * (size - len(mine))
     theirs += ["[PAD0]"] * (size - len(theirs))
+    # Ids whose pieces differ, without fillers and added tokens.
     apart = [
         i
         for i, (x, y) in enumerate(zip(mine, theirs, strict=True))
@@ -144,13 +146,14 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
         return
     first = apart[0]
     shared = len(set(mine) & set(theirs))
+    # Mostly other pieces are another model's tokenizer.
     if min(len(apart), size - shared) > _OTHER_SHARE * size:
         what = f"B has the tokenizer of another model: {len(apart)} of {size} pieces differ"
         parts: tuple[str, ...] = ("pieces", "merges", "scores", "added", "pre_tokenizer",
                                   "normalizer", "options")  # fmt: skip
     else:
         kinds = [list(side.vocabulary.types) for side in (a, b)]
-        whole = (a.lists or b.lists) and kinds[0] == kinds[1]  # types stand by id, too
+        whole = (a.lists or b.lists) and kinds[0] == kinds[1]  # types are by id, too
         what, parts = (
             _moved_text(mine, theirs, apart),
             ("pieces", "added") if whole else ("pieces",),
@@ -254,6 +257,7 @@ def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
             sure=False,
         )
         return
+    # Find the first merge that differs.
     where = (*part_place(b, "merges"), *part_place(a, "merges"))
     left, right = list(mine or ()), list(theirs or ())
     first = next(
@@ -303,6 +307,7 @@ def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
                 0,
             )
         return
+    # Pieces that both sides have, with other scores.
     left, right = _scores_by_piece(a, b), _scores_by_piece(b, a)
     apart = [
         token
@@ -312,6 +317,7 @@ def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
     if not apart:
         return
     first = apart[0]
+    # Where only their order matters and is equal, nothing differs in effect.
     both = [token for token in left if token in right]
     still = a.vocabulary.kind == "spm" and _score_ranks(left, both) == _score_ranks(right, both)
     flat = len({right[token] for token in apart}) == 1
@@ -352,6 +358,7 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
     """Yield the difference of token types, where at least one side has lists."""
     if not a.lists and not b.lists:
         return
+    # Tokens that both sides have, with types that disagree.
     left = dict(zip(comparable_pieces(a, b), a.vocabulary.types, strict=True))
     right = dict(zip(comparable_pieces(b, a), b.vocabulary.types, strict=True))
     apart = [
@@ -412,6 +419,7 @@ def added_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
     if left == right:
         return
     where = (*part_place(b, "added"), *part_place(a, "added"))
+    # Tokens that B lacks, that it adds, and that have other flags or ids.
     lost = [text for text in left if text not in right]
     new = [text for text in right if text not in left]
     other = [text for text in left if text in right and left[text] != right[text]]
