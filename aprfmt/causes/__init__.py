@@ -83,8 +83,8 @@ class CauseTable(Mapping[str, Cause]):
 def _find_imported_cause(name: str) -> Cause | None:
     """Return this package's cause of a name, or None; imports modules only if it has to.
 
-    Modules that are imported already are searched first, then each folder's modules are imported
-    in the order of FOLDERS until one has the name.
+    Modules that are imported already are searched first, then each folder's modules are imported in
+    the order of FOLDERS until one has the name.
     """
     for load in (False, True):
         for folder in FOLDERS:

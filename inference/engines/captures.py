@@ -285,7 +285,7 @@ def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
 def _open_raw(path: Path, stated: tuple[list[int], str] | None) -> _FileArray:
     """Return the array of a raw .bin file; FormatError if its size does not fit the shape.
 
-    `stated` are shape and dtype; without them it is one axis of float32.
+    `stated` are shape and dtype of shapes.json; without them it is one axis of float32.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size

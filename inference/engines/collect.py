@@ -56,9 +56,9 @@ class Masks(Mapping[str, NDArray[np.bool_]]):
 class Collector:
     """Takes values in any order and makes a Trace of them.
 
-    `tokens` is the length of the pass, None if not known. Values of an alias are recorded under
-    the key of the equal point. Values are written to disk at once; `unknown` maps names without
-    a record to the reason.
+    `tokens` is the length of the pass, None if not known. Values of an alias are recorded under the
+    key of the equal point. Values are written to disk at once; `unknown` maps names without a
+    record to the reason.
     """
 
     def __init__(
@@ -119,8 +119,7 @@ class Collector:
     def fitted(self, name: str, point: str, values: Numbers) -> Numbers:
         """Return an array without columns after the vocabulary; other points unchanged.
 
-        ValueError where it lacks some. What stands in these columns and is no padding is named in
-        `unknown`.
+        ValueError where it lacks some. Other columns than padding are named in `unknown`.
         """
         if self.hp is None or not values.ndim or not has_vocabulary_axis(point):
             return values
@@ -142,8 +141,8 @@ class Collector:
         """Record [tokens, ...] values of a point (`scores`, `probs`: [heads, tokens, keys]).
 
         `rows` are the token positions of the rows, None for all of them from 0 on. If a key gets
-        several values, the one with the lowest rank is kept, of equal ranks the last. `seen` is a
-        mask of the values that exist (a printed text leaves most out); None: all of them.
+        several values, the one with the lowest rank is recorded, of equal ranks the last. `seen` is
+        a mask of the values that exist (a printed text leaves most out); None: all of them.
         """
         # Leave out points that are not wanted, and values of a worse source.
         own = key_name(point, layer)
@@ -213,8 +212,7 @@ class Collector:
         """Return what was recorded, in execution order; every alias of the model is known.
 
         `run` are facts of the run. `resolution` is half a unit of the last printed decimal, 0 for
-        exact
-        values.
+        exact values.
         """
         # Bring the records into execution order.
         order = list(self.known) or sorted(self.records, key=_key_order)

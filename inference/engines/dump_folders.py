@@ -74,8 +74,8 @@ class Pass:
 class Dump:
     """All passes of a dump with their ranks put together, in order.
 
-    `axes` are the sizes of the axes by which ranks divide work, `layouts` count how arrays were
-    put together, `unequal` are arrays that ranks should hold alike and do not.
+    `axes` are the sizes of the axes by which ranks divide work, `layouts` count how arrays were put
+    together, `unequal` are arrays that ranks should hold alike and do not.
     """
 
     passes: tuple[Pass, ...]
@@ -137,7 +137,7 @@ class RankSpec:
             self._dims[pattern] = dims
 
     def dims(self, name: str) -> str | None:
-        """Return the dims of an array; None if nothing is said of it."""
+        """Return the dims of an array; None if ranks.json has none for it."""
         from fnmatch import fnmatchcase
 
         return next((dims for key, dims in self._dims.items() if fnmatchcase(name, key)), None)
@@ -210,7 +210,7 @@ class _Axes:
 def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, int]) -> _Axes:
     """Return the axes of a dump; FormatError names a rank that is missing.
 
-    `ranks` are the numbers of each rank by axis, `sizes` the sizes that files state.
+    `ranks` are the numbers of each rank by axis, `sizes` the sizes of axes that files name.
     """
     found: dict[str, list[int]] = {}
     alias: dict[str, str] = {}
@@ -264,7 +264,7 @@ def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, 
 def _gathered(
     folder: Path, files: ArrayFiles
 ) -> tuple[list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], dict[str, int], list[str]]:
-    """Return (arrays, sizes of axes that files state, files without an array).
+    """Return (arrays, sizes of axes that files name, files without an array).
 
     Each array comes as ((step, lists of its file), array).
     """
@@ -298,7 +298,7 @@ def _of_one_file(
 ) -> tuple[DumpPlace, str, dict[str, str]]:
     """Return (where a file's arrays belong, their dims, {name: name in the file}).
 
-    Sizes of axes that the file states are added to `sizes`.
+    Sizes of axes that the file names are added to `sizes`.
     """
     meta = {
         key.removeprefix("meta."): value
@@ -499,7 +499,7 @@ def _with_sums(
 
 
 def _late_outputs(passes: Sequence[Pass]) -> Iterator[Pass]:
-    """Yield passes whose last outputs stand in the next pass's file, each with its own.
+    """Yield passes with their last outputs, which the dump has in the next pass's file.
 
     SGLang's hook writes a file when the inner model returns. What is computed after that, such as
     the logits, is in the next file: the first file lacks it and all others have it.

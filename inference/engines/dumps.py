@@ -36,8 +36,8 @@ def open_dump(
 ) -> Iterator[Captures]:
     """Open dumped arrays as those of one sequence: ranks together, rows by token.
 
-    `ids` name the sequence where there are several, `model` gives the sizes of whole arrays.
-    Raises FormatError for what is damaged, a rank that is missing, or an unclear sequence.
+    `ids` name the sequence where there are several, `model` gives the sizes of whole arrays. Raises
+    FormatError for what is damaged, a rank that is missing, or an unclear sequence.
     """
     widths_of = _widths(model)
     with ExitStack() as stack:

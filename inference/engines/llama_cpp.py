@@ -127,9 +127,9 @@ def evaluate_nodes(
     calls = 0
 
     def evaluated(pointer: Any, ask: bool, data: Any) -> bool:
-        """Return whether ggml is to go on, or, with `ask`, whether a node is wanted.
+        """Return whether ggml is to continue, or, with `ask`, whether a node is wanted.
 
-        It is ggml's callback, called before (`ask`) and after a node is computed. Errors are kept
+        It is ggml's callback, called before (`ask`) and after a node is computed. Errors are stored
         until the library returns.
         """
         nonlocal calls

@@ -128,8 +128,8 @@ def context_fields(words: Sequence[int]) -> Fields | None:
     """Return the offsets of the fields, found by the defaults of llama_context_params.
 
     Documented order: three or four enums (rope scaling, ...; the fourth is flash attention), two
-    frequencies, four numbers of YaRN and its context, the defragmentation threshold, the
-    evaluation callback, the cache's types, the abort callback. None unless exactly one offset fits.
+    frequencies, four numbers of YaRN and its context, the defragmentation threshold, the evaluation
+    callback, the cache's types, the abort callback. None unless exactly one offset fits.
     """
     if tuple(words[: len(_FIRST)]) != _FIRST:
         return None

@@ -68,8 +68,8 @@ def read_logprobs(
 ) -> Logprobs:
     """Return the log-probabilities of a server's answer; FormatError says what is missing.
 
-    `prompt` are the prompt's ids where the answer does not say them, `token_ids` gives the ids
-    that a piece of text may be.
+    `prompt` are the prompt's ids where the answer does not say them, `token_ids` gives the ids that
+    a piece of text may be.
     """
     said = load_file(path, MAX_JSON)
     try:
@@ -223,8 +223,8 @@ def _of_completion(
 ) -> Logprobs:
     """Return ids and log-probabilities of a completion, with or without its prompt.
 
-    With echo it begins with the prompt, whose first token has none. `out` are the ids if the
-    answer has them.
+    With echo it begins with the prompt, whose first token has none. `out` are the ids if the answer
+    has them.
     """
     # Find the ids of the listed tokens, and those before them.
     values = said["token_logprobs"]

@@ -1,7 +1,7 @@
-"""Mapping files: which dumped array is which capture point, and how it is laid out.
+"""Mapping files: which dumped array is which capture point, and its layout.
 
-A JSON file that `aprfmt trace --map` proposes and a person corrects. Given as a trace, it opens the
-arrays it names, in the folder it stands in:
+A JSON file that `aprfmt trace --map` proposes and a person corrects. Given as a trace, it opens
+the arrays it names, in its own folder:
 
     {"aprfmt_mapping": 1, "captures": "dumps", "ids": [5, 80], "dtype": "float32",
      "names": {"blk0.query": {"key": "L0.q", "layout": ["heads_first"], "rows": "last"},

@@ -153,8 +153,7 @@ class ModuleReader:
         """Prepare to read values of these keys into `collector`.
 
         `block` and `architecture` are the model's, which say its layouts; `tokens` is the length of
-        the
-        pass. `scaled_embedding`: the embedding module's result is already scaled.
+        the pass. `scaled_embedding`: the embedding module's result is already scaled.
         """
         self._collector = collector
         self.modules = ModuleMap(keys, None if block is None else stated_placement(block))

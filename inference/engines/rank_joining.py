@@ -45,8 +45,8 @@ class PointWidths:
     """What the model says of arrays by name, for the sizes that whole ones have.
 
     `widths` are elements of a token, `parts` are (elements, elements of a head) of each part of a
-    joined result such as qkv_proj, `points` are the points that a name says, `known` are the
-    widths of all points.
+    joined result such as qkv_proj, `points` are the points that a name says, `known` are the widths
+    of all points.
     """
 
     widths: Mapping[str, int] = field(default_factory=dict)

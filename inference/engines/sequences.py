@@ -269,7 +269,7 @@ def _running(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _numbers(one: Pass, kind: str) -> list[int] | None:
-    """Return the whole numbers that a pass states under this kind; None if there are none."""
+    """Return the whole numbers that a pass has under this kind; None if there are none."""
     if kind in one.batch:
         values = np.asarray(one.batch[kind].read()).reshape(-1)
         return [int(value) for value in values] if values.dtype.kind in "iu" else None
@@ -336,7 +336,7 @@ def _listed(found: Sequence[TokenRun]) -> str:
 
 
 def _refuse_gaps(chosen: TokenRun) -> None:
-    """Raise FormatError for a sequence of which tokens are in no pass."""
+    """Raise FormatError if tokens of a sequence are in no pass."""
     positions = chosen.positions
     lost = sorted(set(range(max(positions) + 1)) - set(positions))
     if lost:

@@ -203,7 +203,7 @@ def load_network(
 
 
 def _to_numpy(values: Any) -> Numbers:
-    """Return a tensor as numpy: float64 as it is, other floats as float32, integers as int64."""
+    """Return a tensor as numpy float64, float32 (any other float) or int64."""
     if not values.dtype.is_floating_point:
         found: Numbers = values.detach().cpu().numpy().astype(np.int64)
         return found
@@ -238,7 +238,7 @@ def _make_hook(name: str, known: ModuleMap, take: TakeValue) -> Callable[..., No
     """Return a forward hook that gives a module's result to `take`."""
 
     def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Give the module's input and result to `take`, as far as they are points."""
+        """Give the module's input and result to `take`, where these are points."""
         before = args[0] if args else kwargs.get("hidden_states")
         if before is not None and known.read(f"{name}#in"):
             take(f"{name}#in", before)

@@ -164,7 +164,7 @@ def _restart_at(first: int) -> Any:
 
 
 def _begin_with_rows(before: Array) -> Any:
-    """Return a patch function: the rows `before` stand before the first token."""
+    """Return a patch function: the rows `before` are convolved before the first token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose convolutions in `layers` begin with these rows."""
@@ -181,8 +181,8 @@ def _begin_with_rows(before: Array) -> Any:
 def _solve_rows_before(case: Mismatch) -> Array | None:
     """Return the rows [taps - 1, channels] before the first token that give the trace's values.
 
-    None unless the trace has the convolution's result from the first token on, and it differs
-    from the reference only in the tokens that look back to these rows.
+    None unless the trace has the convolution's result from the first token on, and it differs from
+    the reference only in the tokens that look back to these rows.
     """
     call = case.call("convolve")
     theirs = None if call is None else case.part(call)

@@ -53,7 +53,7 @@ def _attend_to_rows(keys: Array | None, values: Array | None) -> Any:
 def cache_change(keys: Array | None, values: Array | None) -> Change:
     """Return the change to attention that reads row keys[j], values[j] for token j.
 
-    None stands for keys or values that are right; row -1 is zeros.
+    None means that keys or values are right; row -1 is zeros.
     """
     rows = keys if keys is not None else values
     assert rows is not None

@@ -35,8 +35,8 @@ class Change:
     `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
     an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
     `most` is how sure it can make a cause: less where values that were taken elsewhere are given by
-    no relation, or in part.
-    `gives` is the point's value by the change, where the trace's own is dropped and no pass has it.
+    no relation, or in part. `gives` is the point's value by the change, where the trace's own is
+    dropped and no pass has it.
     """
 
     cause: str
@@ -161,8 +161,8 @@ class Mismatch:
         """Return the point's view under changes made one after the other; None if impossible.
 
         Each item is (change, layers it is made in; None: all). Products of earlier layers are
-        skipped
-        where the trace has the stream that enters this layer and no change reads earlier layers.
+        skipped where the trace has the stream that enters this layer and no change reads earlier
+        layers.
         """
         patched, key = self.patched, self.view.key
         for change, layers in changes:

@@ -145,8 +145,9 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
 def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
     """Return the stored expert that was used for each number; None if no mapping wins.
 
-    Every token votes for the experts whose weighted outputs give its value in the trace. Experts
-    that no token chose keep their number, or get one that is left.
+    `calls` are the calls that add an expert's output, `count` the number of experts. Every token
+    votes for the experts whose weighted outputs give its value in the trace. Experts that no token
+    chose keep their number, or get one that is left.
     """
     tokens = case.tokens
     outputs = _all_expert_outputs(case, count)

@@ -64,8 +64,8 @@ def point_before_norm(patched: PatchedModel, at: Any) -> str:
     """Return the capture point that a norm reads: `in` for the norm before attention.
 
     The last norm of a pass reads the last layer's `out`. The norm before attention of the first
-    layer reads the embedding; "embd" is returned only for a norm of the embedding itself. `at`
-    is the location of the norm's call.
+    layer reads the embedding; "embd" is returned only for a norm of the embedding itself. `at` is
+    the location of the norm's call.
     """
     if at.point in ("embd", "embd_scaled") and "token_embd_norm.weight" in patched.weights:
         return "embd"
@@ -247,8 +247,8 @@ def round_keys_and_values(dtype: str) -> MakeWorld:
 def add_to_normed(sublayers: Collection[str]) -> MakeWorld:
     """Return a patch: sublayer results are added to the norm's output, not to the stream.
 
-    `sublayers` are `attn`, `ffn` or both. A norm right before a sublayer is the one that
-    follows `in` (or what enters a layer) and `mid`.
+    `sublayers` are `attn`, `ffn` or both. A norm right before a sublayer is the one that follows
+    `in` (or what enters a layer) and `mid`.
     """
     # Points that a sublayer's norm reads, and points of the sublayer's result.
     before = {"attn": ("in", "out", "embd", "embd_scaled"), "ffn": ("mid",)}

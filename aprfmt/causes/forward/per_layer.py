@@ -49,26 +49,35 @@ def _hidden_size(patched: PatchedModel) -> int:
 def _shift_layer_inputs(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
     """Return the per-layer inputs with every layer's part in the place of the layer before it.
 
-    `held` is not used.
+    `x` are the inputs [tokens, layers * size]. `held` is not used.
     """
     return np.roll(x, -int(patched.hp["per_layer_size"]), axis=-1)
 
 
 def _input_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return the layer's input stream in place of every predicted copy; `patched` is not used."""
+    """Return the layer's input stream in place of every predicted copy.
+
+    `held` are the layer's earlier points by name. `patched` is not used.
+    """
     entering = held.get(STREAM)
     return x if entering is None or entering.shape != x.shape else np.array(entering)
 
 
 def _correct_first_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return the predicted copies, of which only the first is corrected."""
+    """Return the predicted copies, of which only the first is corrected.
+
+    `x` are the corrected copies, `held` the layer's earlier points by name.
+    """
     moved = np.array(held["altup_predicted"])
     moved[:, : _hidden_size(patched)] = x[:, : _hidden_size(patched)]
     return moved
 
 
 def _predicted_copies(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return the predicted copies without their correction; `x` and `patched` are not used."""
+    """Return the predicted copies without their correction; `x` and `patched` are not used.
+
+    `held` are the layer's earlier points by name.
+    """
     return np.array(held["altup_predicted"])
 
 

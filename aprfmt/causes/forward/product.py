@@ -142,9 +142,9 @@ def scale_weights_change(
 def exchange_weights_change(case: Mismatch, moved: Mapping[str, str]) -> Change:
     """Return the change that uses other tensors of the model in place of some.
 
-    `moved` maps a tensor key to the key that was used; only its first entry is read. Tensors of
-    one layer are exchanged with each other. If they have the same role in two layers, all tensors
-    of the layer are those of the other.
+    `moved` maps a tensor key to the key that was used; only its first entry is read. Tensors of one
+    layer are exchanged with each other. If they have the same role in two layers, all tensors of
+    the layer are those of the other.
     """
     (key, other), *_ = moved.items()
     stored = case.patched.stored

@@ -111,7 +111,7 @@ def _of_rows(
 
 
 def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
-    """Yield the change to the order in which shares of columns meet shares of the input.
+    """Yield the change to the order in which the input's shares are multiplied by the weight's.
 
     `found` is the Product of the role.
     """
@@ -153,7 +153,7 @@ def _change(name: str, roles: Sequence[str], order: Sequence[int], make: Any) ->
 
 
 def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
-    """Return a patch function: blocks of these products' outputs stand in another order."""
+    """Return a patch function: blocks of these products' outputs come in another order."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with these products in `layers`."""
@@ -172,7 +172,10 @@ def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
 
 
 def _met(role: str, order: Sequence[int]) -> Any:
-    """Return a patch function: each share of the input meets the columns of another rank."""
+    """Return a patch function: each share of the input is multiplied by another rank's columns.
+
+    order[i] is the share of columns that share i of the input is multiplied by.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this product in `layers`."""

@@ -429,7 +429,7 @@ def keep_one_summand(point: str, keep: int, turn: int) -> Any:
         count: dict[Any, int] = {}
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return the kept summand for the chosen sum, else a + b."""
+            """Return one summand for the chosen sum, else a + b."""
             if at.point != point or b.ndim < 2:
                 return op(a, b)
             if count.get("at") != at:

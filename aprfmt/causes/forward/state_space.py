@@ -365,9 +365,9 @@ def _begin_with_state(before: Array) -> Any:
 def _solve_state_before(case: Mismatch) -> Array | None:
     """Return the state before the first token that gives the trace's values, or None.
 
-    It is [heads, head_dim, state]. None unless the trace has the scan's result from the first
-    token on. What a state adds to a token's read is the state, decayed so far, times C: a linear
-    system for each row of the state.
+    It is [heads, head_dim, state]. None unless the trace has the scan's result from the first token
+    on. What a state adds to a token's read is the state, decayed so far, times C: a linear system
+    for each row of the state.
     """
     call = case.call("scan")
     theirs = None if call is None else case.part(call)

@@ -294,8 +294,8 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that values are within one unit in the last place of a sum's operands.
 
     A value that is a sum of larger ones (a merged adapter, a mean of checkpoints) is rounded at the
-    size of these. They are not known. The largest value of its row, or of all of a vector, stands
-    for them: below one unit of it nothing is a bug.
+    size of these, which are not known. The largest value of its row, or of all of a vector, is
+    taken for them: below one unit of it nothing is a bug.
     """
     floats = _is_float(case.a.encoding) and _is_float(case.b.encoding)
     # A sum in another order changes many values, damage a few.

@@ -1,7 +1,8 @@
-"""Blocks of quantized types whose bytes stand in another order, or begin some bytes late.
+"""Blocks of quantized types whose bytes are in another order, or begin some bytes late.
 
-The stored bytes are read in the other way and decoded; the result must be the other side's values
-within what the type rounds off, so that files of different encodings can be compared too.
+The stored bytes are read in the other way and decoded; the result must be the other side's
+values within what the type rounds off, so that files of different encodings can be compared
+too.
 """
 
 from collections.abc import Callable, Iterator

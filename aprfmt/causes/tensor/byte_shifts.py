@@ -59,10 +59,10 @@ READ = 1 << 20
 
 
 def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that B's writer kept offsets in 32 bits: data is 2^32 bytes too early.
+    """Yield the finding that B's writer used 32-bit offsets: data is 2^32 bytes too early.
 
-    It may be a multiple of 2^32. Where the tensor should lie B holds zeros, as in any range of a
-    file that nobody wrote.
+    It may be a multiple of 2^32. At the tensor's own place B holds zeros, as in any range of a file
+    that nobody wrote.
     """
     data, wanted = case.b.bytes, case.a.bytes
     if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data):

@@ -55,9 +55,8 @@ class SchemeCache:
 class PairContext:
     """Both models, and an optional third one (the base); gives tensors by key.
 
-    `results` are the known records of pairs by key: they save passes and tell whether other
-    tensors are equal. Everything is read on first use; the index reads SPOTS rows of every tensor,
-    once.
+    `results` are the known records of pairs by key: they save passes and tell whether other tensors
+    are equal. Everything is read on first use; the index reads SPOTS rows of every tensor, once.
     """
 
     def __init__(

@@ -417,8 +417,8 @@ def _with_vectors(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} if only vectors were trained (norms or biases); else {}.
 
-    All of some kinds in some layers differ, by what is no function of their own values, and their
-    values are related once the mean that norms share is taken away.
+    All vectors of some kinds in some layers differ. The difference is no function of their values,
+    and the values are related once the mean that norms share is taken away.
     """
     vectors = [
         row

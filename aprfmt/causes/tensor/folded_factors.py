@@ -210,7 +210,8 @@ def _layer_of_key(key: str) -> str:
 def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
     """Return {tensor key: finding} of a layer's tensors that are equal once factors are put back.
 
-    Without any, the findings of norms that kept their factor while a product took it too.
+    If there are none, the findings are of products that took a norm's factor while the norm did not
+    lose it.
     """
     folds = [*_norm_folds(layer), *_row_folds(layer)]
     found: dict[str, Finding] = {}
@@ -234,7 +235,7 @@ def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
 
 
 def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
-    """Yield the folds of norms into products; A's tensors with the folds made are kept in `layer`.
+    """Yield the folds of norms into products; `layer.folded` then holds A with the folds made.
 
     What reads a norm is divided by the change of the norm.
     """
@@ -384,7 +385,7 @@ def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]
 
 
 def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str, Finding]:
-    """Return {tensor key: finding} of products with a norm's weights that the norm kept too.
+    """Return {tensor key: finding} of products with a norm's weights that the norm has, too.
 
     `changed` are the roles that some fold changed; their norms are left out.
     """

@@ -1,6 +1,6 @@
-"""The orders in which writers lay fused tensors: by part, by head, by group, row by row, by shard.
+"""The orders in which writers store fused tensors: by part, head, group, row or shard.
 
-An order has, for each place, the number of the canonical row that stands there: canonical is all of
+An order has, for each place, the number of the canonical row that is there: canonical is all of
 the first part, then all of the second, and so on.
 """
 
@@ -23,10 +23,10 @@ SHARDS = (2, 4, 8, 16, 3, 5, 6, 7)  # devices that tensor parallelism cuts a mat
 def layout_words(
     at: "Array", parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1
 ) -> str:
-    """Return in words how rows `at` (numbers of A, at each place of B) stand; "" if unknown.
+    """Return in words how rows `at` (numbers of A, at each place of B) are ordered.
 
-    `parts` are names and rows of what was fused; `outer` stacks (experts) repeat them. `kv_heads`
-    groups q, k and v, 0 for other parts.
+    "" if the order is not known. `parts` are names and rows of what was fused; `outer` stacks
+    (experts) repeat them. `kv_heads` groups q, k and v, 0 for other parts.
     """
     names = " ".join(name for name, _ in parts)
     whole = f"all {', then all '.join(name for name, _ in parts)}"

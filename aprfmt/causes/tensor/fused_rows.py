@@ -1,9 +1,9 @@
-"""Fused tensors whose rows stand in another order: looked for in all rows together, with biases.
+"""Fused tensors whose rows are in another order: searched in all rows together, with biases.
 
-q, k and v (or gate and up) of a file that fuses them are split before they are compared. Rows that
-a writer laid otherwise then end up in other parts, and each part alone looks like a tensor of
-another checkpoint. So the rows of all parts are matched together. One order for the weights and,
-where they moved too, the biases is one finding.
+q, k and v (or gate and up) of a file that fuses them are split before they are compared. Rows
+that a writer ordered otherwise then end up in other parts, and each part alone looks like a
+tensor of another checkpoint. So the rows of all parts are matched together. One order for the
+weights and, where they moved too, the biases is one finding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Rows that stand elsewhere in A: the neighbour's, another layer's, an expert's, or twice."""
+"""Rows that are other rows of A: the neighbour's, another layer's, an expert's, or repeated."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

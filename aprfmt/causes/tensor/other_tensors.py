@@ -91,7 +91,7 @@ def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
 def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, key: str) -> bool:
     """Return whether a side has equal values under both names: exchanging changes nothing.
 
-    A head that is a copy of the embedding is a cause of its own, and counts as False.
+    False for a head that is a copy of the embedding, which is another cause.
     """
     twin = case.context.reader(label.lower(), key)
     equal = twin is not None and twin.shape == mine.shape and _same_sample(twin, mine)
@@ -208,8 +208,8 @@ def guess_zero_bias(case: DifferingPair) -> Iterator[Guess]:
 def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that a side holds one value everywhere and the other does not.
 
-    What value stands there is known; which operation made it is not, as any function of one number
-    gives one number.
+    The value is known; which operation made it is not, as any function of one number gives one
+    number.
     """
     for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
         value = _constant_value(case, label, sample)

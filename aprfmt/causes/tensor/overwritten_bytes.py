@@ -203,9 +203,9 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
 
 
 def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] | None:
-    """Return [start, stop) ranges of places at most `gap` apart; None if over `most` ranges.
+    """Return [start, stop) ranges of places that have gaps of at most `gap` between them.
 
-    `apart` are ascending arrays of places, window by window.
+    `apart` are ascending arrays of places, window by window. None if there are over `most` ranges.
     """
     found: list[list[int]] = []
     for at in apart:

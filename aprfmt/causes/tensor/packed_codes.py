@@ -263,7 +263,7 @@ def explain_output_order(copy: PackedCopy) -> Iterator[Finding]:
 def _explain_orders(
     copy: PackedCopy, axis: int, patterns: Sequence[tuple[str, tuple[int, ...]]]
 ) -> Iterator[Finding]:
-    """Yield the finding of codes that stand in one of these orders along an axis.
+    """Yield the finding of codes that are in one of these orders along an axis.
 
     `axis` is 0 for outputs and 1 for inputs; `patterns` are (words, order).
     """

@@ -40,10 +40,10 @@ SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its gr
 class PackedCopy:
     """A source `x` and its copy `y` (float64 [rows, columns]), the copy's lattice and cells.
 
-    `scheme` says in words what it is, `whose` the side; `again` that it was decoded again.
-    `rows` are the numbers of those looked at, None for all. `bits` are those of its codes, 0 for
-    codes that are no integers, `scales` one number a cell. A copy that is not `finite` has no
-    lattice that means anything: only its parts may be read in another way.
+    `scheme` says in words what it is, `whose` the side; `again` that it was decoded again. `rows`
+    are the numbers of those looked at, None for all. `bits` are those of its codes, 0 for codes
+    that are no integers, `scales` one number a cell. A copy that is not `finite` has no lattice
+    that means anything: only its parts may be read in another way.
     """
 
     case: DifferingPair
@@ -216,7 +216,7 @@ def _scheme_of_one_side(
 
 
 def _code_table(reader: RowReader) -> CodeTable:
-    """Return the numbers that the codes of a packed weight stand for."""
+    """Return the numbers that the codes of a packed weight mean."""
     packed = reader.side.stored[0].packed
     codes: CodeTable | None = None if packed is None else packed().codes()
     assert codes is not None, "a lattice without codes"

@@ -82,8 +82,8 @@ def cell_factors_and_offsets(copy: PackedCopy) -> tuple["Array", "Array"]:
 def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Finding]:
     """Yield the finding of wrong scales: one factor for each cell makes the errors usual.
 
-    With `related` only those of which it can be said how they go with the right ones. Cells may be
-    smaller than those the stored scales show, which may be one number for all.
+    `related`: only scales whose relation to the right ones has a name; otherwise only those without
+    one. Cells may be smaller than those the stored scales show, which may be one number for all.
     """
     seen = []
     for grouping in (copy.grouping, *lattices.groupings(*copy.y.shape)):
@@ -186,8 +186,8 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
 def _are_fp8_codes(copy: PackedCopy) -> bool:
     """Return whether all values are numbers of the 8-bit float that the copy's codes are of.
 
-    The scale of float codes shows in the values up to a power of two: where the finest codes do
-    not occur it is found to be 2, or 4, though it is 1.
+    The scale of float codes shows in the values up to a power of two: where the finest codes do not
+    occur it is found to be 2, or 4, though it is 1.
     """
     tables = (kind for kind in fp8.OF_TWO_SIGNS if kind.name.removeprefix("F8_") in copy.scheme)
     table = next(tables, None)
@@ -195,9 +195,10 @@ def _are_fp8_codes(copy: PackedCopy) -> bool:
 
 
 def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
-    """Return how scales stand in other places than they should, in words; "" if they do not.
+    """Return how scales are at wrong places, in words: shifted, transposed, reversed; else "".
 
-    `grid` are the stored scales and `true` the right ones, [cells of rows, of columns].
+    `grid` are the stored scales and `true` the right ones, [cells of rows, of columns]. `near`
+    compares two such grids.
     """
     for shift in (1, -1):
         for axis, what in ((1, "group"), (0, "row of groups"), (None, "group")):

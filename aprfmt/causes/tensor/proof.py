@@ -38,9 +38,9 @@ def make_finding(
 ) -> Finding:
     """Return the finding of why two tensors differ, with its verdict and proof.
 
-    `evidence` are sentences, the general one first. `before` and `after` are the relative
-    distances as stored and with the defect removed. `where` are tensor keys. `confirmed` says that
-    no other hypothesis is tried.
+    `evidence` are sentences, the general one first. `before` and `after` are the relative distances
+    as stored and with the defect removed. `where` are tensor keys. `confirmed` says that no other
+    hypothesis is tried.
     """
     verdict = verdict_of(cause, () if after is None else (after,))
     return Finding(

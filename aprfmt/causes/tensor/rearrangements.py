@@ -174,8 +174,8 @@ def _permutation_guess(
 def _order_numbers(case: DifferingPair, p: "Array") -> int:
     """Return how many numbers an order of lines is; 0 if the values themselves prove it.
 
-    A line of several values proves its place, and so does a value that stands nowhere else. Any
-    two zeros may be exchanged.
+    A line of several values proves its place, and so does a value that occurs only once. Any two
+    zeros may be exchanged.
     """
     moved = np.flatnonzero(p != np.arange(len(p)))
     if case.a.size > len(p):
@@ -275,7 +275,7 @@ def _pairing_guess(
 
 
 def _guess_blocks(case: DifferingPair, found: FoundLines, what: str) -> Iterator[Guess]:
-    """Yield the guess that whole blocks of lines, such as heads, stand in another order."""
+    """Yield the guess that whole blocks of lines, such as heads, are in another order."""
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
         yield _block_order_guess(case, found, found.at, 1, "expert_order", "the router's experts")
         return

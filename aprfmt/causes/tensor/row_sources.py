@@ -83,9 +83,9 @@ def row_hashes(reader: RowReader) -> "Array":
 def find_sources(pool: RowReader, rows: RowReader, own: int, slack: float) -> "Array | None":
     """Return for every row of `rows` the row of `pool` it equals (int64), -1 if there is none.
 
-    Row i is expected at `own` + i, and said to stand there if it does; among several equal rows the
-    one that follows the row before is taken. None where the rows were rounded, and are too many to
-    search for the nearest.
+    Row i is expected at `own` + i, which is preferred. Among several equal rows the one that
+    follows the row before is taken. None where the rows were rounded, and are too many to search
+    for the nearest.
     """
     expected = own + np.arange(rows.rows)
     if slack == 0:
@@ -152,9 +152,9 @@ def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
 
 
 def source_runs(at: "Array") -> list[tuple[int, int, int]]:
-    """Return (first row, its source, length) of every run of rows that stand together.
+    """Return (first row, its source, length) of every run of consecutive sources.
 
-    A run of unknown rows has the source -1.
+    `at` holds the source of each row. A run of unknown rows has the source -1.
     """
     if not len(at):
         return []

@@ -341,9 +341,9 @@ def _is_zero(data: RunBytes, start: int, stop: int) -> bool:
 def _damage_explanation(
     case: DifferingPair, text: str, more: tuple[str, ...], confirmed: bool, named: bool = False
 ) -> Finding:
-    """Return the finding of damage; `named`: what happened is known, and is said first.
+    """Return the finding of damage, with `text` and the sentences `more` as evidence.
 
-    `more` are further sentences of evidence.
+    `named`: what happened has a name, and comes first.
     """
     general = "all other bytes are equal: damage or an edit, no transformation"
     first = (text, "all other bytes are equal") if named else (general, text)

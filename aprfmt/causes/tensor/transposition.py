@@ -68,7 +68,7 @@ def _values_at_places(side: RowReader, at: "Array", columns: int) -> "Array":
 
 
 def _transposed_places(p: "Array", rows: int, columns: int, heads: int, across: bool) -> "Array":
-    """Return which flat numbers of a matrix stand at `p` if its heads' blocks are turned.
+    """Return the flat numbers of the values that are at `p` if heads' blocks are transposed.
 
     A block is some rows of a head, or (`across`) its columns.
     """

@@ -1,4 +1,4 @@
-"""The exchangeable parts of a tokenizer: one of B's can stand in A's tokenizer, and the reverse."""
+"""The exchangeable parts of a tokenizer: one of B's can replace A's, and the reverse."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -302,7 +302,7 @@ def exchange_parts(
 
 
 def with_empty_merges(side: StatedTokenizer) -> StatedTokenizer:
-    """Return lists that state no merges as lists with none, which can be built."""
+    """Return lists without merges as lists with an empty list of merges, which can be built."""
     if side.lists and side.vocabulary.kind == "bpe" and side.vocabulary.merges is None:
         return replace(side, vocabulary=replace(side.vocabulary, merges=[]))
     return side

@@ -98,7 +98,7 @@ def _special_texts(side: StatedTokenizer) -> dict[str, None]:
 
 
 def _merge_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return texts of merges that one side lacks, or that stand elsewhere."""
+    """Return texts of merges that one side lacks, or that have another rank."""
     left, right = (list(side.vocabulary.merges or ()) for side in (a, b))
     if left == right:
         return []

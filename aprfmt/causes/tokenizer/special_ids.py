@@ -58,7 +58,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield one difference for each special id that the sides state differently, or B lost."""
+    """Yield one difference for each special id that is another in B than in A, or missing there."""
     for role in IDS:
         x, y = (_effective_id(side, other, role) for side, other in ((a, b), (b, a)))
         if x == y:
@@ -85,8 +85,8 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
 def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> int | None:
     """Return the id of a role that programs use: for a GGUF without one, llama.cpp's default.
 
-    That one counts where it does something: an end always does, BOS where it is put before a text
-    or the chat template writes it. Where the other side states none either, nothing was lost.
+    The default counts where it does something: an end always does, BOS where it is put before a
+    text or the chat template writes it. Where the other side has no id either, nothing was lost.
     """
     i = side.vocabulary.ids.get(role)
     stated = role not in side.vocabulary.taken
@@ -98,7 +98,7 @@ def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> i
 
 
 def _effect_of_default(side: StatedTokenizer, role: str) -> str:
-    """Return what follows from an id that B does not state; "" for a stated one."""
+    """Return what follows from an id that B's file lacks, in words; "" for one that it has."""
     if role not in side.vocabulary.taken:
         return ""
     return "; a generation ends there" if role == "eos" else "; texts begin with it"
@@ -116,7 +116,7 @@ def _mending_assignment(
 def _same_text_moved(a: StatedTokenizer, b: StatedTokenizer, x: int, y: int) -> bool:
     """Return whether a role names one text on both sides that has another id in B.
 
-    Where roles are stated as texts, the text's place is a difference of the tokens, found there.
+    Where roles are given as texts, the text's place is a difference of the tokens, found there.
     """
     ours, theirs = a.vocabulary.tokens, b.vocabulary.tokens
     if a.lists or b.lists or x >= len(ours) or y >= len(theirs) or ours[x] != theirs[y]:
@@ -142,7 +142,7 @@ def _token_text(side: StatedTokenizer, i: int) -> str:
 def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield ids that differ between the config.json files and not between the tokenizers.
 
-    Ends that generation_config.json states for both stand for config.json's.
+    A difference of eos is marked as without effect where both sides stop at the same ids.
     """
     left, right = (side.carried.model.config or {} for side in (a, b))
     if a.lists or b.lists:
@@ -361,7 +361,7 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
 def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the ends where one side has no generation_config.json.
 
-    transformers stops at what the configuration states, never at the tokenizer's own end.
+    transformers stops at the ids in the configuration, never at the tokenizer's own end.
     """
     if a.stops == b.stops:
         return

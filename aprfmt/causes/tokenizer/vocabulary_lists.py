@@ -62,9 +62,8 @@ class Difference:
     `name` is the fact's name in `diff`, `parts` are the parts (causes.tokenizer.part_exchange) that
     taking it away replaces, `where` the places, B's first. `sure` says that it is a difference
     whether a probe shows it or not; otherwise it counts only if one does: two formats spell one
-    thing apart.
-    `still` is a difference known to have no effect. `mend` are KEY=VALUE for `aprfmt set`, which
-    give B what A has.
+    thing apart. `still` is a difference known to have no effect. `mend` are KEY=VALUE for `aprfmt
+    set`, which give B what A has.
 
     What it does is measured later. `shown`: a probe shows it, and none is left once all differences
     are taken away. `probed` is False where texts could not be encoded, so that nothing could show
@@ -387,7 +386,7 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
 
 
 def _untyped_text(b: StatedTokenizer) -> str:
-    """Return a remark on a GGUF that states no types; "" for others."""
+    """Return a remark on a GGUF that has no token types; "" for others."""
     absent = b.lists and b.carried.model.key_style == "gguf" and b.carried.value(TYPES) is None
     return " (the key is missing: llama.cpp takes every token for a normal one)" if absent else ""
 
