@@ -52,7 +52,10 @@ def is_logprobs(path: Path) -> bool:
 def refuse_logprobs(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> AbstractContextManager[Trace]:
-    """Raise FormatError that says what such a file holds, and which command compares it."""
+    """Raise FormatError that says what such a file holds, and which command compares it.
+
+    `ids` and `model` are not used: every opener of a trace takes them.
+    """
     raise FormatError(
         f"{path}: holds log-probabilities of single tokens ({logprobs_writer(path)}), no "
         f"rows of logits; "
@@ -89,7 +92,7 @@ def read_logprobs(
 
 
 def _no_tokenizer(text: str, raw: bytes | None) -> Sequence[int]:
-    """Raise ValueError: a token's text has no id without a tokenizer."""
+    """Raise ValueError: a token's text has no id without a tokenizer; `raw` is not used."""
     raise ValueError(f"token {text[:40]!r} has no id; name the model, whose tokenizer knows it")
 
 

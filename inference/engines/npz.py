@@ -68,7 +68,7 @@ class NpzFile:
         self.arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._fortran: dict[str, bool] = {}
         total = 0
-        # Check declared sizes before reading any header.
+        # Check what a member declares before its header is read.
         for member in members:
             key = self._key(member)
             total += member.file_size

@@ -79,7 +79,7 @@ def propose_mapping(
         if fit.distance <= EQUAL and _fits_its_name(fit, fits[name], said[name]):
             take(fit, name)
     # Then names: those of a pattern, then each alone.
-    _take_by_pattern(names, fits, taken, captures)
+    _take_by_pattern(names, fits, taken)
     _take_by_name(names, fits, taken, said)
     for fit, name in best:
         if fit.distance <= ALIKE:
@@ -225,13 +225,11 @@ def name_pattern(name: str) -> tuple[str, int] | None:
 
 
 def _take_by_pattern(
-    names: dict[str, MappedArray | None],
-    fits: Mapping[str, list[PointFit]],
-    taken: set[str],
-    captures: Captures,
+    names: dict[str, MappedArray | None], fits: Mapping[str, list[PointFit]], taken: set[str]
 ) -> None:
     """Map arrays of one name pattern to the point that most of them are, layer by layer.
 
+    `names` is the mapping so far, `fits` how each array fits the points, `taken` the mapped keys.
     Changes `names` and `taken`.
     """
     votes: dict[str, Counter[tuple[str, int]]] = {}
@@ -263,6 +261,7 @@ def _take_logprobs(
 ) -> None:
     """Map log-probabilities, however far they are: rows that add to 1 are nothing else.
 
+    `names` is the mapping so far, `fits` how each array fits the points, `taken` the mapped keys.
     Changes `names` and `taken`.
     """
     for name, row in names.items():
@@ -289,7 +288,9 @@ def _take_by_name(
 ) -> None:
     """Map the remaining arrays to the point their name says, unless values contradict it.
 
-    They do where the point is far off and another one is far nearer. Changes `names` and `taken`.
+    They do where the point is far off and another one is far nearer. `names` is the mapping so far,
+    `fits` how each array fits the points, `taken` the mapped keys, `said` the keys that each name
+    says. Changes `names` and `taken`.
     """
     for name, row in names.items():
         if row is not None or _repeats_taken(fits[name], taken):
@@ -315,7 +316,8 @@ def _take_if_best(
 ) -> None:
     """Map an array to a key it fits by size, if no array that fits better has it.
 
-    Changes `names` and `taken`.
+    `names` is the mapping so far, `fits` how each array fits the points, `taken` the mapped keys.
+    `certainty` and `why` go into the entry. Changes `names` and `taken`.
     """
     fit = next((fit for fit in fits[name] if fit.key == key), None)
     row = names[name]

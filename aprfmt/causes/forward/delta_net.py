@@ -261,7 +261,7 @@ def _with_gate(how: Callable[[Array, Array, Array, float], Array]) -> Make:
     """Return a patch: the gated norm's result is how(values, weight, gate, epsilon)."""
 
     def override(op: Any, at: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float) -> Any:
-        """Return the gated norm as `how` computes it, in the dtype of `x`."""
+        """Return the gated norm as `how` computes it; `kind`, the gate's function, is not used."""
         return np.asarray(how(x, w, gate, eps), x.dtype)
 
     return lambda patched, layers: patched.with_op("gated_norm", override, layers)

@@ -33,7 +33,7 @@ def _op(says: str, where: str, op: str, override: Override) -> Change:
 
 
 def _every(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
-    """Return `mask`: every visible key is chosen."""
+    """Return `mask`: every visible key is chosen; `scores` and `count` are not used."""
     return mask
 
 

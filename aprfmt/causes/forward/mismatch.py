@@ -284,7 +284,7 @@ def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:
     """
 
     def zeros(op: Any, at: Any, x: Any, w: Any, bias: Any, **kwargs: Any) -> Any:
-        """Return zeros of the product's shape [tokens, rows of `w`]."""
+        """Return zeros of the product's shape [tokens, rows of `w`], without its `bias`."""
         return patched.backend.zeros((len(x), w.n_rows))
 
     before = frozenset(range(layer))

@@ -118,7 +118,7 @@ def _clamp_activation(limit: float, alpha: float) -> Any:
         """Return the model with this clamp and gain in `layers`."""
 
         def override(op: Any, at: Any, gate: Any, up: Any, *configured: float) -> Any:
-            """Return gpt-oss's activation of gate and up with this clamp and gain."""
+            """Return gpt-oss's activation with this clamp and gain, not the `configured` ones."""
             return op(gate, up, limit, alpha)
 
         return patched.with_op("swiglu_oai", override, layers)

@@ -224,9 +224,9 @@ def _rope_change_in(
     )
 
 
-def _in_layers(maker: Any, scope: frozenset[int]) -> Any:
-    """Return patch function `maker` bound to the layers `scope`; later layers are ignored."""
-    return lambda patched, layers: maker(patched, scope)
+def _in_layers(patch: Any, scope: frozenset[int]) -> Any:
+    """Return the patch function bound to the layers `scope`; layers passed later are ignored."""
+    return lambda patched, layers: patch(patched, scope)
 
 
 def find_positions(case: Mismatch) -> Iterator[Change]:

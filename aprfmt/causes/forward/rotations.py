@@ -68,7 +68,7 @@ def rotate_with(inv_freq: Array, factor: float, positions: Array | None = None) 
         where = token_positions(patched) if positions is None else positions
 
         def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
-            """Return `x` rotated by a table of the other frequencies."""
+            """Return `x` rotated by the other frequencies; the model's `table` is not used."""
             other = patched.backend.rope_table(
                 where, np.asarray(inv_freq, np.float32), factor=factor, cast=cast
             )

@@ -130,7 +130,7 @@ def _of_model(
             by_key[row.key].drop()
         if found is not None:
             changes.append(found)
-    made = _derived_explanations(context, by_key, matrices, changes)
+    made = _derived_explanations(by_key, matrices, changes)
     if made and next(iter(made.values())).cause == "derived":
         made |= _vector_explanations(rows, next(iter(made.values())))
     return made
@@ -235,10 +235,7 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
 
 
 def _derived_explanations(
-    context: PairContext,
-    pairs: Mapping[str, TensorPair],
-    matrices: Sequence[TensorDiff],
-    changes: Sequence[MatrixChange],
+    pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], changes: Sequence[MatrixChange]
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of a training or a merge; {} if neither fits.
 

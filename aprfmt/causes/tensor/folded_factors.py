@@ -320,7 +320,7 @@ def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
         if not factor.all() or not _moved_by_factor(layer, rows, factor):
             continue
         # The reader's columns take the inverse factor.
-        back = _spread_factor(layer, factor, reader) if attention else factor
+        back = _spread_factor(layer, factor) if attention else factor
         if back is None or back.shape[-1] != layer.a[reader].shape[-1]:
             continue
         sources = [rows]
@@ -332,8 +332,8 @@ def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
         yield Fold(tuple(sources), (reader,), "scales_folded")
 
 
-def _spread_factor(layer: LayerTensors, factor: "Array", reader: str) -> "Array | None":
-    """Return v's factors at the columns of the output product: every query head's of its group.
+def _spread_factor(layer: LayerTensors, factor: "Array") -> "Array | None":
+    """Return v's factors at the columns of the output product: each query head has its group's.
 
     None if the heads do not divide.
     """

@@ -95,7 +95,7 @@ def _explain_layer(
     weights = _joined_pair(context, pairs, family.of("weight"), layer)
     biases = _joined_pair(context, pairs, family.of("bias"), layer)
     # An order of the weights, which the biases may have followed.
-    order = _find_row_order(context, rows, family, weights)
+    order = _find_row_order(rows, family, weights)
     if order is not None and weights is not None:
         found = _order_explanations(weights, order, ())
         apart = biases is not None and any(
@@ -111,7 +111,7 @@ def _explain_layer(
         alike = _order_explanations(biases, order, ("the biases moved with the weights",))
         return found | alike
     # An order of the biases alone.
-    order = _find_row_order(context, rows, family, biases)
+    order = _find_row_order(rows, family, biases)
     if order is None or biases is None:
         return {}
     return _order_explanations(
@@ -148,10 +148,7 @@ def _part_keys(case: DifferingPair) -> tuple[str, ...]:
 
 
 def _find_row_order(
-    context: PairContext,
-    rows: Mapping[str, TensorDiff],
-    family: FusedRoles,
-    case: DifferingPair | None,
+    rows: Mapping[str, TensorDiff], family: FusedRoles, case: DifferingPair | None
 ) -> RowOrder | None:
     """Return the order that makes all rows equal; None if none does, or if nothing differs."""
     if case is None or not any(rows[key].unexplained(WEAK) for key in _part_keys(case)):
@@ -170,12 +167,10 @@ def _find_row_order(
     after = case.distance(lambda index: case.a.take(at[index]), case.b.take, None, case.slack())
     if not after.equal(case.slack()):
         return None
-    return _name_row_order(context, family, case, at)
+    return _name_row_order(family, case, at)
 
 
-def _name_row_order(
-    context: PairContext, family: FusedRoles, case: DifferingPair, at: "Array"
-) -> RowOrder | None:
+def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> RowOrder | None:
     """Return the order of a family's rows with its cause and words; None without a name.
 
     `at` holds the row of A at each place of B.

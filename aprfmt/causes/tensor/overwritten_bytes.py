@@ -106,7 +106,7 @@ def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Findi
     if values.size > 1 and np.ptp(to_float64(values)) == 0 and (name == "expert" or values.any()):
         value = float(values.flat[0])
         text = f"{shown}: B holds {value:g} everywhere there, and was never filled"
-    elif all(_covers_whole_units(case, span, one) for span in spans):
+    elif all(_covers_whole_units(span, one) for span in spans):
         judged = judge_foreign(SelectedRows(case.a, rows), SelectedRows(case.b, rows))
         if judged.sure:
             text = f"{shown}: other values, as of another state of training: {judged.says}"
@@ -118,7 +118,7 @@ def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Findi
         )
 
 
-def _covers_whole_units(case: DifferingPair, span: ByteSpan, one: int) -> bool:
+def _covers_whole_units(span: ByteSpan, one: int) -> bool:
     """Return whether a range nearly covers whole units of `one` bytes."""
     return span.start % one < GAP and -span.stop % one < GAP
 

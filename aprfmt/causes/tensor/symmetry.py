@@ -121,7 +121,7 @@ SYMMETRIES: tuple[Symmetry, ...] = (
 def moved_layers(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield functions that explain the layers with a misordered tensor, one a symmetry."""
+    """Yield functions that explain layers with a misordered tensor, one for each symmetry."""
     suspects = {
         (layer, role)
         for row in rows.values()

@@ -78,7 +78,7 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             f"{role} is {shown[0]} in A, {shown[1]} in B{_effect_of_default(b, role)}",
             x,
             y,
-            mend=_mending_assignment(a, b, role, x),
+            mend=_mending_assignment(b, role, x),
         )
 
 
@@ -104,9 +104,7 @@ def _effect_of_default(side: StatedTokenizer, role: str) -> str:
     return "; a generation ends there" if role == "eos" else "; texts begin with it"
 
 
-def _mending_assignment(
-    a: StatedTokenizer, b: StatedTokenizer, role: str, wanted: int | None
-) -> tuple[str, ...]:
+def _mending_assignment(b: StatedTokenizer, role: str, wanted: int | None) -> tuple[str, ...]:
     """Return KEY=VALUE that gives B A's id by `aprfmt set`; () if B is no GGUF."""
     if not b.lists or wanted is None or b.carried.model.key_style != "gguf":
         return ()
