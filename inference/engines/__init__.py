@@ -38,8 +38,7 @@ class EngineRun(Protocol):
 
         The trace's values can be fetched inside the `with`. `wanted` are the keys to record (None:
         all), `positions` and `logits_rows` the rows of them. `threads` is the number of threads
-        (None:
-        the engine's own). `hashes`: also record the SHA-256 of values.
+        (None: the engine's own). `hashes`: also record the SHA-256 of values.
         """
         ...
 

@@ -131,7 +131,7 @@ def _sorted_names(folder: Path) -> list[str]:
 
 
 def read_array_file(path: Path, stack: ExitStack) -> Captures:
-    """Return the arrays of one open file by their names in it, "" for one without a name.
+    """Open one file and return its arrays by name, "" for an array without one.
 
     FormatError for a damaged file. `stack` closes it.
     """

@@ -25,7 +25,8 @@ BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
 def cut_keys(key: str) -> Iterator[str]:
     """Yield the trace keys, nearest first, through which a point reaches everything after it.
 
-    Yields nothing for points of the residual stream and for points of whole numbers (experts).
+    Yields nothing for points outside the layers, of the residual stream, or of whole numbers
+    (experts).
     """
     point, layer = parse_key(key)
     if layer < 0 or point in STREAM or point in DISCRETE:

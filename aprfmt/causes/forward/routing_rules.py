@@ -58,7 +58,7 @@ def route_by_rule(
     """Return a router's experts, weights and margin by a rule, heaviest expert first.
 
     `logits` are [tokens, experts]; `bias` [experts] is the correction for the choice, or None. The
-    margin is the choice score between the last chosen expert and the first not chosen.
+    margin is the choice score of the last chosen expert less that of the first not chosen.
     """
     # Choose experts by their corrected scores, in the allowed groups.
     scores = _softmax(logits) if rule.scores == "softmax" else 1 / (1 + np.exp(-logits))

@@ -94,7 +94,7 @@ class LayerTensors:
     def has(self, role: str) -> bool:
         """Return whether both sides have a tensor of this role, of one shape and finite.
 
-        Its values are read on the first call.
+        Its values are read on the first call; later calls do not look at them again.
         """
         if role in self.a:
             return True

@@ -206,7 +206,7 @@ def guess_zero_bias(case: DifferingPair) -> Iterator[Guess]:
 
 
 def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that a side holds one value everywhere and the other does not.
+    """Yield the finding that one of two differing sides holds a single value everywhere.
 
     The value is known; which operation made it is not, as any function of one number gives one
     number.

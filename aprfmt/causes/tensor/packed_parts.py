@@ -357,7 +357,10 @@ def _swap_nibbles(values: "Array") -> "Array":
 
 
 def _unmix_nibbles(blocks: "Array") -> "Array | None":
-    """Return blocks whose nibbles were written pair by pair, as two halves; None if not so."""
+    """Return blocks with bytes of two neighbours rearranged to bytes of two halves.
+
+    None for blocks without `qs`.
+    """
     if "qs" not in (blocks.dtype.names or ()) or blocks["qs"].ndim != 2:
         return None
     made, qs = blocks.copy(), blocks["qs"]

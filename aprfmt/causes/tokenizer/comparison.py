@@ -130,9 +130,10 @@ def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTo
 
 
 def _without_counterpart(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[NotCompared]:
-    """Yield the tokens of a side that have no embedding row, where the other side has lists.
+    """Yield a row for each side with tokens that the other side's lists have no place for.
 
-    A GGUF's lists are as long as the embedding: its writers leave such tokens out.
+    These are tokens without an embedding row. A GGUF's lists are as long as the embedding: its
+    writers leave such tokens out.
     """
     for label, side, other in (("A", a, b), ("B", b, a)):
         rowless = vocabulary_lists.tokens_without_row(side)

@@ -58,7 +58,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield one difference for each special id that is another in B than in A, or missing there."""
+    """Yield one difference for each special id that differs or is missing on one side."""
     for role in IDS:
         x, y = (_effective_id(side, other, role) for side, other in ((a, b), (b, a)))
         if x == y:
