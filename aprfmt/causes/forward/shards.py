@@ -52,7 +52,7 @@ def role_of(key: str) -> str:
 
 
 def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Any:
-    """Return a patch function: blocks of a product's columns are multiplied by `factors`.
+    """Return a patch function: blocks of a weight's columns count `factors` times in products.
 
     It acts on products of these roles. Each factor belongs to one of equal blocks of columns.
     """
@@ -61,7 +61,7 @@ def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Any:
         """Return the model with these products in `layers`."""
 
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-            """Return the product with its blocks of columns multiplied."""
+            """Return the product in which each block of columns counts its factor."""
             width = x.shape[-1]
             if role_of(w.key) not in roles or width % len(factors):
                 return op(x, w, *rest)

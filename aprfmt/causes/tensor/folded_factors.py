@@ -94,7 +94,7 @@ class LayerTensors:
     def has(self, role: str) -> bool:
         """Return whether both sides have a tensor of this role, of one shape and finite.
 
-        Its values are read on the first call; later calls do not look at them again.
+        Its values are read on the first call; later calls do not check them again.
         """
         if role in self.a:
             return True

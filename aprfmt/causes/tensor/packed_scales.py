@@ -146,7 +146,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
     apart = float(np.median(np.abs(right / stored - 1)))
 
     def near(x: "Array", y: "Array") -> bool:
-        """Return whether x is y in most cells, much nearer than stored scales."""
+        """Return whether x is y in most cells, and clearly nearer than stored scales are."""
         off = float(np.median(np.abs(x / y - 1)))
         return off < limit and off < 0.5 * apart
 
