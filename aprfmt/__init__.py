@@ -39,6 +39,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
+    """Return the public names only, for completion in a shell."""
     return sorted([*__all__, "errors"])
 
 
@@ -104,11 +105,12 @@ def convert(
     to: str | None = None,
     **options: "Unpack[ConvertOptions]",
 ) -> "ConversionReport":
-    """Convert any format to any; the format of `dst` is `to`, or its extension's.
+    """Convert any format to any, and return a report of what was written and verified.
 
-    `options` are the fields of aprfmt.conversion.Options: encoding, quantize, force, verify
-    and others. Raises ConversionError where the target cannot hold the model as asked, OutputError
-    where `dst` exists and `force` is not given.
+    The format of `dst` is `to`, or its extension's. `options` are the fields of
+    aprfmt.conversion.Options: encoding, quantize, force, verify and others. Raises ConversionError
+    where the target cannot hold the model as asked, OutputError where `dst` exists and `force` is
+    not given.
     """
     from aprfmt.conversion import convert as run
 
@@ -138,10 +140,10 @@ def diagnose(
 def diff(
     a: "Path | str", b: "Path | str", *, tensors: Sequence[str] = (), arch: str | None = None
 ) -> "DiffReport":
-    """Compare two models in any formats; `tensors` are PATTERNs in any spelling.
+    """Compare two models in any formats, and return a report of every tensor and field.
 
-    A tensor that cannot be read is UNREADABLE in the report; a file that cannot be opened raises
-    FormatError.
+    `tensors` are PATTERNs in any spelling. A tensor that cannot be read is UNREADABLE in the
+    report; a file that cannot be opened raises FormatError.
     """
     from aprfmt.compare import diff as run
 

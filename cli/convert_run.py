@@ -62,7 +62,10 @@ def run_conversion(
     base: Path | None = None,
     **wishes: Unpack[ConvertArguments],
 ) -> int:
-    """Convert and report; every conversion command but `set` ends here."""
+    """Convert, print the report, and return the exit code.
+
+    Every conversion command but `set` ends here. `wishes` are the options of the command.
+    """
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
     report = convert_with_warnings(src, dst, to, adapter, base, **wishes)
     found = report.pronounced(accept)
@@ -80,7 +83,11 @@ def convert_with_warnings(
     base: Path | None = None,
     **wishes: Unpack[ConvertArguments],
 ) -> "ConversionReport":
-    """Convert, warn of what the target cannot say, and return the report."""
+    """Convert `src` to `dst`, print warnings of what the target cannot hold; return the report.
+
+    `adapter` and `base` are those of `_conversion_function`. Raises UsageError where no output
+    format is known.
+    """
     from aprfmt.conversion.output_format import NoFormatError, has_extension
 
     command = click.get_current_context()
@@ -102,9 +109,10 @@ def convert_with_warnings(
 def _way(
     adapter: Path | None, base: Path | None, wishes: ConvertArguments
 ) -> "Callable[..., ConversionReport]":
-    """Return the function that converts: plainly, with an adapter merged, or an adapter itself.
+    """Return the function that converts: plain, with an adapter merged, or an adapter alone.
 
-    Raises UsageError for both at once.
+    It takes (src, dst, to, progress). `adapter` is to be merged into the source. `base` is the
+    model that the source is an adapter of. Raises UsageError where both are given.
     """
     if adapter is not None and base is not None:
         raise UsageError("--adapter merges into SRC, --base says SRC is an adapter: give one")

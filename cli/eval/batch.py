@@ -57,7 +57,10 @@ class BatchResult(output.LossFacts):
 def parse_reported(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[float, float] | None:
-    """Return (a loss as it was printed, half a unit of its last digit); nan is a number here."""
+    """Return (the reported loss, half a unit of its last printed digit); None without a value.
+
+    "nan" and "inf" are numbers here. Raises BadParameter for any other text.
+    """
     if value is None:
         return None
     text = value.strip().lower()
@@ -75,7 +78,11 @@ def parse_reported(
 def score_batch(
     run: "Run", path: Path, reported: tuple[float, float] | None, within: float
 ) -> "tuple[BatchResult, ReportedLoss | None, list[Check]]":
-    """Score the batch and judge the reported loss; return the JSON and the checks."""
+    """Score a trainer's batch and judge its reported loss; return (JSON, reported loss, checks).
+
+    `reported` is what `parse_reported` returns. `within` is how far the reported loss may be off,
+    as a part of the loss. The second item is None where no loss was reported.
+    """
     from aprfmt.inference.batch import read_batch, score_batch
     from aprfmt.inference.loss import assess_loss, mean_loss
     from aprfmt.inference.reported import explain_loss, label_losses
@@ -115,7 +122,7 @@ def score_batch(
 
 
 def shift_check(batch: "Batch") -> "Check":
-    """Return the check that the file's labels are the tokens that follow (or the ids)."""
+    """Return the check that labels are the token ids, or the ids shifted by one."""
     from aprfmt.base.outcome import check
     from aprfmt.inference.batch import PROPER, SHIFTS
 
@@ -130,7 +137,7 @@ def shift_check(batch: "Batch") -> "Check":
 
 
 def edge_checks(batch: "Batch") -> "list[Check]":
-    """Return the check that no document's first token is a label, where rows are packed."""
+    """Return the check that no document's first token is a label; [] where rows are not packed."""
     from aprfmt.base.outcome import check
 
     if batch.document is None:
@@ -154,9 +161,10 @@ def edge_checks(batch: "Batch") -> "list[Check]":
 
 
 def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
-    """Return the check that labels have the ends of turns: a model learns to stop from no other.
+    """Return the check that labels include the tokens that end turns; [] where it does not apply.
 
-    `spelled` are the tokens' texts. Nothing where the file has no labels: all tokens are scored.
+    A model learns to stop from these labels only. `spelled` is {token id: its text}. Without labels
+    in the file all tokens are scored, and there is nothing to check.
     """
     from aprfmt.base.outcome import check, not_run
     from aprfmt.inference.batch import count_turn_ends
@@ -177,6 +185,7 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
     lost = [each for each in known if not each.scored]
 
     def said(each: "EndCounts") -> str:
+        """Return how often a token ends scored text, and how often it is a label, as words."""
         text = " ".join(filter(None, (str(each.id), spelled.get(each.id, ""))))
         return f"token {text} ends a scored text {each.places} times, {each.scored} are labels"
 
@@ -195,7 +204,10 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
 
 
 def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "Check":
-    """Return the check that the file's logits have the loss of this model's."""
+    """Return the check that the file's logits give the same loss as this model's.
+
+    `ours` and `theirs` are losses in nats per token, `within` the part they may differ by.
+    """
     from aprfmt.base.outcome import check
 
     return check(
@@ -209,7 +221,7 @@ def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "
 
 
 def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
-    """Return the check of the reported number, with the mistake that gives it."""
+    """Return the check that the reported loss is the recomputed one; a failure names why not."""
     from aprfmt.base.outcome import check
 
     agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
@@ -219,7 +231,7 @@ def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
 
 
 def mistake_sentence(answer: "LossVerdict") -> str:
-    """Return in words which mistakes give the number."""
+    """Return in words which mistakes of a training loop would give the reported loss."""
     from aprfmt.inference.reported import MISTAKES
 
     if answer.says == "unmeasured":
@@ -240,7 +252,7 @@ def mistake_sentence(answer: "LossVerdict") -> str:
 
 
 def mistake_remedy(answer: "LossVerdict") -> str:
-    """Return what to do about it."""
+    """Return what to do about a reported loss that is wrong."""
     from aprfmt.inference.reported import MISTAKES
 
     if answer.says in ("named", "likely"):
@@ -253,7 +265,7 @@ def mistake_remedy(answer: "LossVerdict") -> str:
 
 
 def batch_to_json(batch: "Batch") -> BatchFacts:
-    """Return what the file holds."""
+    """Return what the batch file holds, as JSON; `loss_of_logits` is None until it is computed."""
     samples, tokens = batch.mask.shape
     return {
         "path": str(batch.path),
@@ -269,7 +281,7 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
 
 
 def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
-    """Return the verdict with every guess that gives the number."""
+    """Return the verdict on the reported loss as JSON, with every guess that gives the number."""
     return {
         "value": answer.reported,
         "recomputed": answer.right,
@@ -281,7 +293,7 @@ def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
 
 
 def show(body: BatchResult, reported: ReportedLoss | None) -> None:
-    """Print what the batch holds and both losses."""
+    """Print what the batch holds, the recomputed loss, and the reported one."""
     loss, batch = body["loss"], body["batch"]
     render.line(run_options.run_headline(body["run"]), style="head")
     rows = [

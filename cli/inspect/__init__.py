@@ -68,6 +68,7 @@ def command(
             code = code or exit_code(body["checksum"])
 
     def show() -> None:
+        """Print all facts as tables."""
         output.show(body, verbose=verbose, metadata=all_metadata, full=full)
 
     whole = verbose or all_metadata
@@ -76,7 +77,10 @@ def command(
 
 
 def verify_checksum(source: Source) -> "Outcome":
-    """Read every byte of a file that carries a checksum of them; say PASS, FAIL or NOT_RUN."""
+    """Return PASS or FAIL for a file's own checksum, NOT_RUN with a warning where it has none.
+
+    Reads every byte of the file.
+    """
     from aprfmt.formats import checksum_matches, checksum_notes
 
     matches = checksum_matches(source)

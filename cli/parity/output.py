@@ -18,14 +18,14 @@ _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": 
 
 
 def show_chosen(ids: Sequence[int]) -> None:
-    """Say which token ids were chosen, as --ids takes them."""
+    """Print the token ids that were chosen, as --ids takes them."""
     said = ",".join(map(str, ids[:MOST_IDS]))
     rest = f" and {len(ids) - MOST_IDS} more (--json)" if len(ids) > MOST_IDS else ""
     render.line(f"{len(ids)} token ids chosen: --ids {said}{rest}")
 
 
 def answer(found: "Parity", bundle: object) -> "list[Line]":
-    """Return each run's verdict with what its logits are apart, and the next command."""
+    """Return the short answer as (text, style) lines: each run's verdict, then the next command."""
     lines: list[Line] = []
     commands = []
     for pair in found.pairs:
@@ -59,7 +59,7 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
 
 
 def show(found: "Parity", every: bool) -> None:
-    """Print the runs, one table for each pair, and the verdicts."""
+    """Print the runs, a table for each pair, and the verdicts; `every` prints all points."""
     weights = f", weights through {found.through} and back" if found.through else ""
     what = f"{found.architecture}, {found.weights_class} weights{weights}"
     render.say(f"{found.model} ({what}), {len(found.ids)} tokens", style="head")
@@ -78,12 +78,15 @@ def show(found: "Parity", every: bool) -> None:
 
 
 def run_label(run: "RunFacts") -> str:
-    """Return what was asked for and what ran."""
+    """Return the run as asked for, and what ran in parentheses if that differs."""
     return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
 
 
 def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
-    """Print one run against the reference."""
+    """Print one run against the reference: points, operations run alone, checks, verdict.
+
+    Without `every` only the worst of each kind of point are printed.
+    """
     names = f"{run_label(found.runs[pair.b])} against {run_label(found.runs[pair.a])}"
     from aprfmt.measure.tolerances import MAX_FACTOR, MAX_UNIT, UNIT
 
@@ -127,7 +130,10 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
 
 
 def worst_points(points: "Sequence[PointDiff]") -> "list[PointDiff]":
-    """Return the largest relL2 of each kind of point, and all beyond, in execution order."""
+    """Return the points with the largest relL2 of each kind, and those beyond their tolerance.
+
+    They are in execution order, at most 20 beyond, and include all that cannot be compared.
+    """
     largest: dict[str, tuple[float, str]] = {}
     for point in points:
         name = point.key.rpartition(".")[2]
@@ -139,7 +145,7 @@ def worst_points(points: "Sequence[PointDiff]") -> "list[PointDiff]":
 
 
 def show_outcomes(pair: "RunPair") -> None:
-    """Print logits, losses and experts."""
+    """Print how far logits, losses and chosen experts of a pair of runs are apart."""
     logits = pair.logits
     if logits is not None:
         render.line(
@@ -172,7 +178,7 @@ def show_outcomes(pair: "RunPair") -> None:
 
 
 def show_operation(operation: "Operation") -> None:
-    """Print an operation that was run alone."""
+    """Print an operation that ran alone in both runs: its error, its bound, whether it is wrong."""
     how = "the other run's inputs through the reference" if operation.shadow else "equal inputs"
     word = "wrong" if operation.wrong else "agrees"
     gain = "" if operation.gain is None else f"; output over input {operation.gain:.3g}"
@@ -184,7 +190,7 @@ def show_operation(operation: "Operation") -> None:
 
 
 def show_distance(distance: "RunDistance", name: str) -> None:
-    """Print how far a run is from the arbiter or from the weights before quantization."""
+    """Print how far a run is from the arbiter, or from the weights before quantization."""
     known = {key: value for key, value in distance.rel_l2.items() if value == value}
     key = max(known, key=known.__getitem__, default="")
     loss = "" if distance.ce is None else f", loss {distance.ce:+.3g} nats"
@@ -197,7 +203,7 @@ def show_distance(distance: "RunDistance", name: str) -> None:
 
 
 def show_replay(found: "ReplayResult") -> None:
-    """Print what a replay found."""
+    """Print whether a replayed operation still differs, by how much, and from what was recorded."""
     render.say(f"{found.key}: {found.runs[1]} against {found.runs[0]}", style="head")
     render.line(
         f"  apart now {found.apart:.3g}, recorded {found.recorded:.3g}, rounding "
@@ -212,7 +218,7 @@ def show_replay(found: "ReplayResult") -> None:
 
 
 def show_calibration(found: "Calibration", written: str | None) -> None:
-    """Print measured tolerances with their evidence."""
+    """Print measured tolerances with the number of values compared; `written` is their file."""
     rows = [
         (
             "/".join(row.pair),

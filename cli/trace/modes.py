@@ -1,4 +1,4 @@
-"""The ways of `aprfmt trace`: a plan, a run, a saved trace, dumped arrays; and how each ends."""
+"""The ways `aprfmt trace` runs: a plan, a model run, a saved trace, dumped arrays."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -31,7 +31,10 @@ def run_trace(
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:
-    """Take the way that the options name; UsageError where they name two."""
+    """Run `aprfmt trace` in the way the options ask for, and return the exit code.
+
+    Raises UsageError for options of two ways at once.
+    """
     if wanted.same_dtype is not None and wanted.reference is None:
         raise UsageError("--same-dtype goes with --reference, a float32 run")
     if dumped.mapping is not None and dumped.arrays is None:
@@ -69,7 +72,7 @@ def unused_with_load(
     where: run_options.WhereOptions,
     list_points: bool,
 ) -> list[str]:
-    """Return the options that were given and that a saved trace has no use for."""
+    """Return the options given that mean nothing for a saved trace, by name."""
     runs = {
         "--payload": asked.payload, "--engine": asked.engine, "--prompt": tokens.prompt,
         "--chat": tokens.chat, "--positions": asked.positions != "all", "--behind": asked.behind,
@@ -82,7 +85,10 @@ def unused_with_load(
 
 
 def find_only_model() -> str:
-    """Return the one model of the current folder, named on stderr; UsageError lists several."""
+    """Return the name of the current folder's only model; UsageError for none or several.
+
+    The name is printed on stderr.
+    """
     from aprfmt.model.hf_folder import model_candidates
 
     found = model_candidates(Path.cwd())
@@ -101,7 +107,10 @@ def show_points(
     wanted: TraceOutputs,
     where: run_options.WhereOptions,
 ) -> int:
-    """Show the points that a model has; nothing runs, so nothing can be saved or compared."""
+    """Print the capture points of a model without running it, and return exit code 0.
+
+    `details` adds what each point means. Raises UsageError for options that need a run.
+    """
     from aprfmt.cli.trace import output, point_selection
 
     needs = [
@@ -122,7 +131,7 @@ def show_run(
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:
-    """Run a model, and show what passes its points."""
+    """Run a model, print or save its capture points, and return the exit code."""
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.identity import trace_identity
     from aprfmt.inference.trace import parse_positions
@@ -150,6 +159,7 @@ def show_run(
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":
+            """Return the comparison with the reference."""
             return recording.compare_with_reference(trace, other, wanted, request, run, where)
 
         return finish_trace(trace, body, wanted, against, histograms)
@@ -158,10 +168,10 @@ def show_run(
 def show_saved(
     path: Path, text: str | None, ids: list[int] | None, asked: TraceRequest, wanted: TraceOutputs
 ) -> int:
-    """Show a saved trace, beside another saved one if --reference names it.
+    """Print a saved trace, compared with --reference if given, and return the exit code.
 
-    `text` is the model it was made from: with it foreign files are read completely. Saving one
-    again makes ours of a foreign one.
+    `text` is the model it was made from, or None: with it other engines' files are read
+    completely. Saving such a trace again writes it in aprfmt's format.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.engines.opening import open_trace
@@ -195,7 +205,7 @@ def show_mapped(
     wanted: TraceOutputs,
     asked: TraceRequest,
 ) -> int:
-    """Show arrays that another engine dumped as a trace, and what each was taken for."""
+    """Print dumped arrays as a trace, with the point each was mapped to; return the exit code."""
     from aprfmt.cli.trace import output, page, point_selection, recording
 
     with ExitStack() as stack:
@@ -225,9 +235,9 @@ def compare_stored(
     wanted: TraceOutputs,
     stack: ExitStack,
 ) -> "TraceDiff":
-    """Compare two stored traces; `model` says whether experts are chosen in it.
+    """Return the comparison of two stored traces, and with --same-dtype a third one.
 
-    For a page each token position is compared too.
+    `model` says whether experts are chosen. For a page each token position is compared too.
     """
     from aprfmt.cli.trace import recording
     from aprfmt.measure.traces import compare_traces
@@ -254,9 +264,10 @@ def finish_trace(
     histograms: "Histograms",
     failed: int = 0,
 ) -> int:
-    """Save, print, compare and draw a trace as it is wanted; return the exit code.
+    """Save, print, compare and draw a trace as asked, and return the exit code.
 
-    `failed` is 1 where the trace itself is already known to be wrong.
+    `body` is the JSON, `against` returns the comparison. `failed` is 1 where the trace itself is
+    already known to be wrong.
     """
     from aprfmt.cli.html_page import add_page
     from aprfmt.cli.trace import output, reference
@@ -275,6 +286,7 @@ def finish_trace(
     )
 
     def show() -> None:
+        """Print the trace, and how it differs from the reference."""
         output.show_trace(trace, body, table=wanted.verbose or wanted.reference is None)
         if difference is not None:
             reference.show_difference(difference, wanted.reference or "", wanted.verbose)
@@ -287,7 +299,7 @@ def finish_trace(
 
 
 def save_trace_files(trace: "Trace", wanted: TraceOutputs) -> list[str]:
-    """Save a trace where asked; return what was written."""
+    """Save a trace in the formats asked for, and return the paths written."""
     from aprfmt.inference.aprt import save_aprt
     from aprfmt.inference.trace_file import save_trace
 
