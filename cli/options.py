@@ -31,6 +31,7 @@ class WholeNumber(click.IntRange):
     """A click type: a whole number of a range, at most LARGEST by default."""
 
     def __init__(self, least: int, most: int = LARGEST) -> None:
+        """Set the range, both ends included."""
         super().__init__(least, most)
 
     def _describe_range(self) -> str:
@@ -54,6 +55,7 @@ class RealNumber(click.FloatRange):
     """A click type: a number of a range; NaN is outside of every range."""
 
     def __init__(self, least: float, most: float, *, min_open: bool = False) -> None:
+        """Set the range, both ends included; with `min_open` the least is excluded."""
         super().__init__(least, most, min_open=min_open)
 
     def convert(
@@ -92,6 +94,7 @@ class NamedPath(click.Path):
     """A click path that refuses an empty text, which is a shell variable that is not set."""
 
     def __init__(self, **rules: Any) -> None:
+        """Set the rules of click.Path; values are converted to pathlib.Path."""
         super().__init__(path_type=Path, **rules)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -347,6 +347,7 @@ class StatusLine:
     EVERY = 1.0  # seconds between two times
 
     def __init__(self) -> None:
+        """Start ended and with nothing written."""
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._ended.set()
@@ -442,6 +443,7 @@ class ProgressLine:
     """Callback (done, total) that shows progress on stderr, on a terminal, after a second."""
 
     def __init__(self, what: str, unit: str = "") -> None:
+        """Start the clock; `what` names the work, and with the unit "bytes" sizes are shown."""
         self._what, self._unit = what, unit
         self._on = progress_wanted()
         self._began = self._last = time.monotonic()

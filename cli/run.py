@@ -29,6 +29,7 @@ class TextWriter:
     def __init__(
         self, tokenizer: "BackgroundValue[Tokenizer | None]", prompt: Sequence[int], *, live: bool
     ) -> None:
+        """Remember the last prompt tokens; with `live` text is printed as it comes."""
         self._later = tokenizer
         self._context = list(prompt[-CONTEXT:])
         self._live = live

@@ -134,6 +134,7 @@ class _OwnEncodings:
     """The encoding in which a file stores each weight, by each name the weight can have."""
 
     def __init__(self, made: Model) -> None:
+        """Store the encoding of every weight of `made`, by stored name, spellings and role."""
         every = spellings_by_name(made) if _has_known_arch(made) else {}
         self._by_name: dict[str, str] = {}
         for name, view in made.items():

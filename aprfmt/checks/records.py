@@ -77,6 +77,7 @@ class NotRun(AprfmtError):
     """
 
     def __init__(self, reason: str, findings: Iterable[Finding] = ()) -> None:
+        """Store the findings that were made before the check had to stop."""
         super().__init__(reason)
         self.findings = tuple(findings)
 

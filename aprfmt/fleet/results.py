@@ -43,6 +43,12 @@ class Results:
     """
 
     def __init__(self, path: Path, seen: Callable[[Row], None]) -> None:
+        """Open the results file for more rows, and read those that are there.
+
+        A finished Parquet file is first written as JSON lines. What follows the last whole line is
+        cut
+        off.
+        """
         self.path = path
         self._seen = seen
         self.lines = path.with_name(path.name + ".part") if path.suffix == PARQUET else path

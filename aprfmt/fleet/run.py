@@ -118,6 +118,7 @@ class _Meter:
     """Counts questions, bytes and requests of a scan, and compares them with its budget."""
 
     def __init__(self, budget: ScanBudget, total: int, progress: UnitProgress | None) -> None:
+        """Start the clock; `total` is the number of questions to be asked."""
         self._budget, self._total, self._progress = budget, total, progress
         self._began = time.monotonic()
         self._bytes = 0

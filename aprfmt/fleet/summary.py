@@ -50,6 +50,7 @@ class Summary:
     """
 
     def __init__(self, subjects: Collection[FleetModel]) -> None:
+        """Create the database in a temporary folder, with a row for each model of the scan."""
         self._folder = tempfile.TemporaryDirectory(prefix="aprfmt-scan-")
         self._sql = sqlite3.connect(Path(self._folder.name) / "rows")
         self._sql.executescript(_TABLES)

@@ -63,6 +63,7 @@ class Asker:
     """Answers tasks one after another, with one model open at a time."""
 
     def __init__(self) -> None:
+        """Start without an open model."""
         self._table: Mapping[str, Question] = select_questions()
         self._at: FleetModel | None = None
         self._context: CheckContext | None = None

@@ -59,6 +59,7 @@ class _Worker:
     """
 
     def __init__(self, limits: Limits, heard: "queue.Queue[tuple[_Worker, bytes]]") -> None:
+        """Start the process, and a thread that puts its output on the queue `heard`."""
         self._limits = limits
         self._heard = heard
         self.process = start_module("aprfmt.fleet.worker_process", str(limits.memory), *_allowed())
@@ -139,6 +140,7 @@ class Workers:
     """
 
     def __init__(self, count: int, limits: Limits, ahead: bool = True) -> None:
+        """Set the number of processes and their limits; they start when there are tasks."""
         self._limits = limits
         self._ahead = ahead
         self._count = count
@@ -222,6 +224,7 @@ class _Waiting:
     """Tasks that no worker has; those of a lost worker come first."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
+        """Start with the tasks of an iterable, which is read only as tasks are given."""
         self._tasks = iter(tasks)
         self._next: Task | None = None
         self.again: list[Task] = []

@@ -88,6 +88,7 @@ class BucketSite:
     """One bucket of an object store as a site."""
 
     def __init__(self, root: Sequence[str]) -> None:
+        """Open the store of a bucket; `root` is [scheme and colon, bucket]."""
         self._shown = f"{root[0]}//{root[1]}"
         self._store, self._endpoint = _store(root), _endpoint()
         self._first: dict[str, tuple[FileFacts, bytes] | None] = {}

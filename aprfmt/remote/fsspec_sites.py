@@ -73,6 +73,7 @@ class FsspecSite:
     """One file system of fsspec as a site."""
 
     def __init__(self, root: Sequence[str]) -> None:
+        """Open the file system; `root` is [scheme and colon, first component]."""
         self._root = f"{root[0]}//{root[1]}"
         self._files = _system(self._root)
 

@@ -68,6 +68,10 @@ class HttpSite:
     """One host with its scheme as a site."""
 
     def __init__(self, root: Sequence[str]) -> None:
+        """Set the header for the login, if the user's address had one.
+
+        `root` is [scheme and colon, host].
+        """
         self._key = root[0], root[1]
         self._ranges = RangeReader()
         self._headers = {}

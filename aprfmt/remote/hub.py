@@ -133,6 +133,10 @@ class HubSite:
     """One repository at one revision as a site."""
 
     def __init__(self, root: Sequence[str]) -> None:
+        """Set names and endpoint; nothing is requested yet.
+
+        `root` is ["hf:", owner, name[@revision]].
+        """
         self._owner = root[1]
         self._name, _, self._revision = root[2].partition("@")
         self._shown = f"hf://{root[1]}/{root[2]}"

@@ -27,6 +27,7 @@ class AccessDenied(RemoteError):
     """Raised for status 401 and 403; `headers` are those of the answer."""
 
     def __init__(self, message: str, headers: Headers) -> None:
+        """Store the headers of the answer, which may say why."""
         super().__init__(message)
         self.headers = headers
 
@@ -39,6 +40,7 @@ class RangeReader:
     """Reads ranges of files by URL; the target of a redirect is used again while it works."""
 
     def __init__(self) -> None:
+        """Start without known redirects."""
         self._final: dict[str, str] = {}
         self._lock = threading.Lock()
 

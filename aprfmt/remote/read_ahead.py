@@ -31,6 +31,7 @@ class _Pool:
     """Daemon threads that fetch, and end with the program even while one waits for a server."""
 
     def __init__(self, count: int) -> None:
+        """Start `count` threads that wait for jobs."""
         self._jobs: SimpleQueue[tuple[Future[memoryview], Fetch, int, int]] = SimpleQueue()
         for _ in range(count):
             threading.Thread(target=self._work, name="aprfmt-fetching", daemon=True).start()
@@ -85,6 +86,7 @@ class ReadAhead:
     """
 
     def __init__(self, size: int, fetch: Fetch) -> None:
+        """Start with nothing announced and nothing fetched."""
         self._size, self._fetch = size, fetch
         self._lock = threading.Lock()
         self._next, self._streak, self._reads = -1, 0, 0

@@ -40,6 +40,7 @@ class RemoteObject:
     """One remote file for all its openings: its facts and cached bytes; safe for any thread."""
 
     def __init__(self, path: RemotePath) -> None:
+        """Request the first bytes of a file, and hold them."""
         self.where = str(path)
         self._site, self._inner = path.site, path.inner
         self.facts, head = self._site.first(self._inner)
@@ -240,6 +241,7 @@ class RemoteFile:
     """
 
     def __init__(self, path: RemotePath) -> None:
+        """Open the file; the first opening in a process requests its first bytes."""
         self.path: Path = path
         self._found = open_object(path)
         self.size = self._found.facts.size

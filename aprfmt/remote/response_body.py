@@ -32,6 +32,10 @@ class ResponseBody:
     """The body of one answer, chunked or of a known length."""
 
     def __init__(self, response: HTTPResponse, headers: Mapping[str, str]) -> None:
+        """Find the length of an answer's body, or that it is chunked.
+
+        Raises BadAnswer for another transfer coding.
+        """
         self._file = response.fp
         self._chunked = response.chunked
         coding = headers.get("transfer-encoding", "chunked").strip().lower()

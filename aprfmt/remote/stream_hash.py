@@ -23,6 +23,7 @@ class StreamHash:
     """The digest of one remote file, computed from its opening on; `stop` ends it."""
 
     def __init__(self, file: "RemoteFile") -> None:
+        """Start with the bytes that the file holds, and listen to those it fetches from now on."""
         self._file, self._digest = file, hashlib.sha256()
         self.crc = 0  # of the bytes so far
         self._judged = ""  # the digest that was compared

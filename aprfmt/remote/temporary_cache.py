@@ -50,6 +50,7 @@ class TemporaryRanges:
     """
 
     def __init__(self, size: int) -> None:
+        """Start without bytes; the temporary file is made when the first ones come."""
         self._size = size
         self._turn = threading.Condition()
         self._file: FileIO | None = None  # made when something comes

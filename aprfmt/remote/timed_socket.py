@@ -45,6 +45,7 @@ class TimedSocket:
     def __init__(
         self, sock: socket.socket, limits: ResponseLimits, clock: Callable[[], float]
     ) -> None:
+        """Start the limits for the head of an answer; `clock` returns seconds."""
         self._sock, self._limits, self._clock = sock, limits, clock
         self.begin()
 

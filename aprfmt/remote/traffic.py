@@ -11,6 +11,7 @@ class Traffic:
     """Counts requests, body bytes and the seconds in which at least one request was under way."""
 
     def __init__(self) -> None:
+        """Start with no request under way and all counts zero."""
         self._lock = threading.Lock()
         self._active, self._since = 0, 0.0
         self.reset()

@@ -28,6 +28,7 @@ class Histograms:
     """
 
     def __init__(self) -> None:
+        """Start without records."""
         self.found: dict[str, Histogram] = {}
         self.rows: dict[str, list[float]] = {}
 

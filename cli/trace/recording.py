@@ -71,6 +71,7 @@ class WatchedKeeper:
     """
 
     def __init__(self, place: Keeper, every: bool, watch: Watch | None) -> None:
+        """Set where values are kept, whether all are, and who else sees them."""
         self._place, self._every, self._watch = place, every, watch
         self.fetch = place.fetch
 

@@ -169,6 +169,10 @@ class _Comparison:
     """Compares the library's rows of one file with aprfmt's, as they come, into `reading`."""
 
     def __init__(self, kind: str, shard: Shard[Any], reading: SecondReading) -> None:
+        """Prepare aprfmt's tensors of one file, by the names that the file stores.
+
+        `kind` is the format, `reading` what results are added to.
+        """
         self._kind, self._shard, self._reading = kind, shard, reading
         self._file = str(shard.file.path)
         parsed = shard.parsed

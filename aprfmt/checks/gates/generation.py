@@ -114,6 +114,7 @@ class _Remembering(Sampler):
     """A sampler that records the tokens it draws, the stop token included."""
 
     def __init__(self, sampling: Sampling) -> None:
+        """Start without drawn tokens; `sampling` is that of the base class."""
         super().__init__(sampling)
         self.drawn: list[int] = []
 

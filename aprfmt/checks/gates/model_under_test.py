@@ -76,6 +76,7 @@ class ModelUnderTest(CheckContext):
     """The model under test, and what its gates share; closes everything that it opened."""
 
     def __init__(self, request: QaRequest, model: Model) -> None:
+        """Start without copies, session or answers; `model` is open and closed with this object."""
         super().__init__(model, request.arch, accept=request.accept)
         self.request = request
         self.done: list[Answer] = []  # the gates before this one

@@ -72,6 +72,7 @@ class _Run:
             return cls(session, subject.probe)
 
     def __init__(self, session: Session, ids: list[int]) -> None:
+        """Run the token ids through a session: once for the points' hashes, once for all logits."""
         trace = session.trace(
             ids, tuple(session.points), hashes=True, stop=False, logits_rows="all"
         )
