@@ -116,8 +116,8 @@ def _write_roles(path: Path, arch: str | None, ranks: int, force: bool) -> int:
     """Write the digests of parameters by engine names, print the path, and return exit code 0.
 
     A script inside an engine compares its parameters with them. `ranks` is the number of
-    tensor-parallel ranks. The output is created once first, so that a file that may not be
-    replaced stops it before the work.
+    tensor-parallel ranks. The output is created once first, so that a file that may not be replaced
+    stops it before the work.
     """
     from aprfmt.formats.atomic import FileSet
     from aprfmt.model import open_model, role_manifest

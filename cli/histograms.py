@@ -40,8 +40,8 @@ def histogram(values: Array) -> Histogram | None:
 def tensor_histogram(tensor: View, stats: Stats) -> Histogram | None:
     """Return the histogram of a stored tensor between the extremes of its statistics.
 
-    `of` is how many values were counted: all, or about COUNTED in runs of rows evenly spaced.
-    None where there is no finite value. Raises CodecError, UnsupportedError.
+    `of` is how many values were counted: all, or about COUNTED in runs of rows evenly spaced. None
+    where there is no finite value. Raises CodecError, UnsupportedError.
     """
     low, high = stats.min, stats.max
     if low is None or high is None:

@@ -108,9 +108,9 @@ class LazyGroup(click.Group):
 def offered_command(name: str) -> click.Command | None:
     """Return the command that another package offers as `name`; None if no package does.
 
-    Packages offer commands in the entry-point group `aprfmt.commands`. They are searched only
-    where `name` is none of aprfmt's. Raises BackendUnavailableError where the package cannot be
-    imported, UsageError where what it offers is no command of click.
+    Packages offer commands in the entry-point group `aprfmt.commands`. They are searched only where
+    `name` is none of aprfmt's. Raises BackendUnavailableError where the package cannot be imported,
+    UsageError where what it offers is no command of click.
     """
     point = next((each for each in installed_entry_points("commands") if each.name == name), None)
     if point is None:
@@ -178,8 +178,8 @@ def group() -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line with `argv` (default: sys.argv) and exit with the command's code.
 
-    Every error ends here as one line on stderr and an exit code: 2, 130 when interrupted, 141 for
-    a closed pipe.
+    Every error ends here as one line on stderr and an exit code: 2, 130 when interrupted, 141 for a
+    closed pipe.
     """
     args = sys.argv[1:] if argv is None else argv
     spell_missing(sys.stdout, sys.stderr)

@@ -125,8 +125,8 @@ MODEL_RUN = ModelRunType()
 def gather_options(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
     """Return a decorator that gives a command some of its options as dataclasses.
 
-    It is put directly below @click.command. `where=Where` makes the argument `where` of all
-    options that are fields of Where.
+    It is put directly below @click.command. `where=Where` makes the argument `where` of all options
+    that are fields of Where.
     """
     names: Mapping[str, list[str]] = {
         name: [field.name for field in fields(kind)] for name, kind in kinds.items()

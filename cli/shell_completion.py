@@ -1,7 +1,7 @@
 """Shell completion of tensor names and metadata keys, read from the model on the command line.
 
-What commands give click as `shell_complete`; a model that cannot be opened has nothing to
-offer, and says nothing.
+What commands give click as `shell_complete`; a model that cannot be opened has nothing to offer,
+and says nothing.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,8 +1,8 @@
 """Tables with rules, panels and bars for a terminal, drawn by rich.
 
 Nothing here is imported for a pipe, a file or an agent, which get plain aligned text (`render`).
-Every text comes escaped, and is shown unchanged: no markup, no emoji names, no highlighting. A
-cell that is too wide is folded; none is cut.
+Every text comes escaped, and is shown unchanged: no markup, no emoji names, no highlighting. A cell
+that is too wide is folded; none is cut.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Attestation that a quantized model derives from its base, by making every tensor again.
 
-`recipes` finds how a file was made, `rederive` makes its tensors again and compares their
-bytes, `statement` writes the result as an in-toto statement and compares a later one with it.
+`recipes` finds how a file was made, `rederive` makes its tensors again and compares their bytes,
+`statement` writes the result as an in-toto statement and compares a later one with it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

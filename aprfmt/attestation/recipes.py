@@ -1,8 +1,8 @@
 """Finds the recipes by which a quantized model may have been made from its base.
 
 They come from the file's record, from its tensors, or from the user. Every tensor keeps the
-encoding that the file stores it in. What is left open is how an encoding of several tensors
-lays them out (size of groups, version) and how the searches of blocks round.
+encoding that the file stores it in. What is left open is how an encoding of several tensors lays
+them out (size of groups, version) and how the searches of blocks round.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,8 +147,8 @@ class _OwnEncodings:
         """Return the encoding that the file stores a tensor in; None to keep the base's.
 
         `name` is the tensor's, `source` its encoding in the base; `shape` is not used (the
-        converter
-        passes it to every such function). None also stands for an encoding that cannot be written.
+        converter passes it to every such function). None also stands for an encoding that cannot be
+        written.
         """
         wished = self._by_name.get(name)
         if wished is None or wished == source:

@@ -229,8 +229,8 @@ def _least_difference(
 ) -> _Difference:
     """Return the smallest difference over all ways to encode the values; its byte is -1 for none.
 
-    `searched` says that the encoding searches for its scales, so that the bytes depend on how
-    sums are rounded.
+    `searched` says that the encoding searches for its scales, so that the bytes depend on how sums
+    are rounded.
     """
     size = find_encoding(output.info.encoding).type_size
     importance = column_importances(output, recipe.options)

@@ -1,9 +1,8 @@
 """The checks of `validate`: every byte of a file, with PASS, FAIL or NOT-RUN for each check.
 
-They are rows of one table; its other rows are the gates of `qa` (aprfmt.checks.gates.running).
-A damaged file is reported, not refused: what is wrong with it fails the check `layout`, and
-what the damage leaves is checked all the same. `inspect` looks at structure only, and reads no
-data.
+They are rows of one table; its other rows are the gates of `qa` (aprfmt.checks.gates.running). A
+damaged file is reported, not refused: what is wrong with it fails the check `layout`, and what the
+damage leaves is checked all the same. `inspect` looks at structure only, and reads no data.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -39,13 +38,13 @@ def validate(
 ) -> Validation:
     """Return the answers of all checks on a model file or folder, of any architecture.
 
-    `against` is what the model was made of: `accounted` compares the two. With `second_reader`
-    the format's official library reads the file too. `strict` makes warnings failures.
-    `allow_missing` are patterns of required roles whose absence is a warning only. `accept` are
-    `unread:PATTERN`s of items that no warning is given for. `progress` is called with bytes done
-    and bytes in all. A file of which nothing can be read fails `layout`, and no other check runs.
-    Raises FormatError for what is no model file, UnsupportedError for a version that is not read,
-    ArchError for an unknown `arch`, UsageError for a wrong pattern.
+    `against` is what the model was made of: `accounted` compares the two. With `second_reader` the
+    format's official library reads the file too. `strict` makes warnings failures. `allow_missing`
+    are patterns of required roles whose absence is a warning only. `accept` are `unread:PATTERN`s
+    of items that no warning is given for. `progress` is called with bytes done and bytes in all. A
+    file of which nothing can be read fails `layout`, and no other check runs. Raises FormatError
+    for what is no model file, UnsupportedError for a version that is not read, ArchError for an
+    unknown `arch`, UsageError for a wrong pattern.
     """
     check_arch(arch)
     try:

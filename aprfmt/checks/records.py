@@ -235,8 +235,7 @@ class Validation(CheckReport):
         """The verdict over all checks, with the items that nothing reads.
 
         Items that no table lists are named in it, and fail nothing. A row that was asked for and
-        did
-        not run leaves the verdict open.
+        did not run leaves the verdict open.
         """
         scope = f"{outcome_counts(self.counts)}, {len(self.warnings)} warnings"
         left = () if self.ledger is None else self.ledger.left

@@ -19,9 +19,9 @@ Need = Literal["file", "source", "second_reader", "model", "session", "baseline"
 class CheckRow:
     """One check or gate: its name, what a PASS proves, its function and what it needs.
 
-    `run` is "module:function" (".module:function" of this package). It takes a CheckContext, or
-    for a gate of `qa` a ModelUnderTest, which is one. It returns a Result or raises
-    NotRun. No `formats` are all formats.
+    `run` is "module:function" (".module:function" of this package). It takes a CheckContext, or for
+    a gate of `qa` a ModelUnderTest, which is one. It returns a Result or raises NotRun. No
+    `formats` are all formats.
 
     `needs` says what has to be there: "file", one that opens, damaged or not; "source", such a file
     and what it was made of; "second_reader", such a file and the wish to have it read by the

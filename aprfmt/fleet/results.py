@@ -1,7 +1,7 @@
 """The results file of a scan: JSON lines while it runs, Parquet at the end if asked for.
 
-What is in the file is not asked again. The last row of a model and question counts; a line
-that was cut off by a kill is dropped.
+What is in the file is not asked again. The last row of a model and question counts; a line that was
+cut off by a kill is dropped.
 """
 
 import hashlib
@@ -46,8 +46,7 @@ class Results:
         """Open the results file for more rows, and read those that are there.
 
         A finished Parquet file is first written as JSON lines. What follows the last whole line is
-        cut
-        off.
+        cut off.
         """
         self.path = path
         self._seen = seen

@@ -1,10 +1,10 @@
 """Repairs a damaged or cut file from a good copy.
 
-Of a copy at an address only the missing and the wrong ranges are fetched. Which ranges are
-wrong is known from the copy's structure (the file is shorter, its header differs), from a manifest
-(`aprfmt hash --write`; with `--blocks` to the block), or from comparing all bytes. Bytes that none
-of these covers are copied from the damaged file, and reported (`Repair.unproven`), unless the
-digest of the whole file, from the manifest or published by the hub, proves them at the end.
+Of a copy at an address only the missing and the wrong ranges are fetched. Which ranges are wrong is
+known from the copy's structure (the file is shorter, its header differs), from a manifest (`aprfmt
+hash --write`; with `--blocks` to the block), or from comparing all bytes. Bytes that none of these
+covers are copied from the damaged file, and reported (`Repair.unproven`), unless the digest of the
+whole file, from the manifest or published by the hub, proves them at the end.
 """
 
 import hashlib

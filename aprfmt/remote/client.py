@@ -1,8 +1,8 @@
 """An HTTP/1.1 client with the checks that reading a model by range needs.
 
 Connections are reused. Redirects are followed here, one checked step at a time, and the connection
-goes to the very address that was checked. A refused answer is never read: its connection is
-closed. How long an answer may take is in `timed_socket`, how its body is read in `response_body`.
+goes to the very address that was checked. A refused answer is never read: its connection is closed.
+How long an answer may take is in `timed_socket`, how its body is read in `response_body`.
 """
 
 import atexit
@@ -138,10 +138,8 @@ class Client:
         """Return the answer to a GET request; `where` begins messages.
 
         `wanted(status, headers)` returns how many bytes of the body to read. Answers that may
-        change
-        (429, 500, a cut body) are asked for again, after as long as the server says. `hashed`
-        returns
-        the digest of the body instead of its bytes. Raises RemoteError.
+        change (429, 500, a cut body) are asked for again, after as long as the server says.
+        `hashed` returns the digest of the body instead of its bytes. Raises RemoteError.
         """
         why = ""
         for attempt in range(ATTEMPTS):
@@ -236,8 +234,7 @@ class Client:
         """Return the answer to a request whose body is unread, on a kept or a new connection.
 
         `before` is the target that redirected here, and `sent` are the headers. A kept connection
-        that
-        the server has closed meanwhile is replaced once.
+        that the server has closed meanwhile is replaced once.
         """
         proxy, addresses = self._route(to)
         line, sent = to.line, {"Accept-Encoding": "identity", **_OURS, **sent}
@@ -288,8 +285,7 @@ class Client:
         """Return (the proxy for a target or None, the IP addresses of its host).
 
         This machine is reached directly. The addresses of a host that only the proxy can resolve
-        are
-        empty.
+        are empty.
         """
         proxy = proxies.find_proxy(to.scheme, to.host, to.port)
         try:
@@ -349,8 +345,7 @@ class Client:
         """Have a proxy connect `sock` to a host by CONNECT (RFC 9110, 9.3.6).
 
         What is received afterwards comes from that host. Raises RemoteError where the proxy
-        refuses,
-        BadAnswer or ConnectionCut for its answer.
+        refuses, BadAnswer or ConnectionCut for its answer.
         """
         sent = {"Host": to.authority, **_OURS}
         sent |= {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}

@@ -119,8 +119,8 @@ def _is_model(folder: Path) -> bool:
 class _Row:
     """A file of a repository; `apart` is True for a file in LFS or Xet, which is sent by range.
 
-    `sha256` is published for such files, `blob` for the others: git's SHA-1 of it, that is of
-    `blob SIZE`, a zero byte and the contents. Both are "" where they are not published.
+    `sha256` is published for such files, `blob` for the others: git's SHA-1 of it, that is of `blob
+    SIZE`, a zero byte and the contents. Both are "" where they are not published.
     """
 
     size: int
@@ -240,8 +240,7 @@ class HubSite:
         """Return a digest that identifies a file's bytes at this hub; "" where nothing does.
 
         It is made of the digest that the hub publishes, or of a strong ETag `tag`. Another hub may
-        have
-        other bytes under the same name and commit, so the endpoint is part of it.
+        have other bytes under the same name and commit, so the endpoint is part of it.
         """
         named = row.sha256 or row.blob or (tag if is_strong(tag) else "")
         place = self._endpoint, self._owner, self._name, self.commit, inner

@@ -104,8 +104,7 @@ class RangeReader:
         """Return the answer with bytes [start, stop), or with their digest if `hashed`.
 
         The target of an earlier redirect is asked first, without the token. Raises RemoteError if
-        the
-        file no longer fits `facts`.
+        the file no longer fits `facts`.
         """
 
         def wanted(status: int, found: Headers) -> int:

@@ -139,8 +139,7 @@ class ReadAhead:
         """Forget what is no longer expected, now that `start` is read.
 
         Announced ranges before it will not be read, except short rests of joined ranges, which are
-        read
-        in their turn. A read that nobody announced leaves the announced ranges as they are.
+        read in their turn. A read that nobody announced leaves the announced ranges as they are.
         """
         if not self._next <= start < self._next + NEXT:
             self._streak = self._reads = 0

@@ -16,10 +16,8 @@ class FileFacts:
 
     `tag` is compared on every answer: the ETag, and the date where that is not a strong one.
     `identity` is a digest that never stands for other bytes, at the endpoint that gave them, so
-    that
-    ranges of them may be cached on disk; "" where there is none, and where an unchanged `tag`
-    proves
-    nothing. `sha256` is the digest that the site publishes, "" without one.
+    that ranges of them may be cached on disk; "" where there is none, and where an unchanged `tag`
+    proves nothing. `sha256` is the digest that the site publishes, "" without one.
     """
 
     size: int

@@ -68,8 +68,7 @@ class StreamHash:
         """Return the SHA-256 in hexadecimal, after fetching the bytes that were not added yet.
 
         Where nothing proves that the answers are of one version, the file is fetched once more by
-        one
-        request. Raises RemoteError where that, or the site, has another digest.
+        one request. Raises RemoteError where that, or the site, has another digest.
         """
         if self._judged:
             return self._judged

@@ -170,8 +170,8 @@ def show_saved(
 ) -> int:
     """Print a saved trace, compared with --reference if given, and return the exit code.
 
-    `text` is the model it was made from, or None: with it other engines' files are read
-    completely. Saving such a trace again writes it in aprfmt's format.
+    `text` is the model it was made from, or None: with it other engines' files are read completely.
+    Saving such a trace again writes it in aprfmt's format.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.engines.opening import open_trace

@@ -52,8 +52,8 @@ def recording_request(
 ) -> RunRequest:
     """Return the request to record the points `keys` at some positions.
 
-    Logits are recorded at the same positions, or at the last. `behind` is the number of tokens
-    that fill the cache first; positions count from the first of all tokens.
+    Logits are recorded at the same positions, or at the last. `behind` is the number of tokens that
+    fill the cache first; positions count from the first of all tokens.
     """
     rows: LogitRows = "last"
     if not isinstance(positions, str):

@@ -148,8 +148,8 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suff
 def check_shards(ctx: CheckContext) -> Result:
     """Return a finding for each disagreement of a set's index, names and files.
 
-    A file with a name of the set that does not belong to it is a warning. Raises NotRun for a
-    model in one file.
+    A file with a name of the set that does not belong to it is a warning. Raises NotRun for a model
+    in one file.
     """
     source: Any = ctx.model.source
     own = {id(note) for parsed in _parsed(source) for note in parsed.notes}

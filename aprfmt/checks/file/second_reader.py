@@ -1,10 +1,10 @@
 """Compares what aprfmt reads of a file with what the official library reads of it.
 
-The libraries are `gguf` and `safetensors`. Names, types, shapes and the bytes of every tensor
-are compared. A library runs in a child process with limits, reads the file by itself, and sends
-facts and digests, a tensor at a time. Where the two disagree, a third reading of a few lines
-decides: one entry of the header, as the format's text has it. What fits it is right, and the
-other is named as outside the specification.
+The libraries are `gguf` and `safetensors`. Names, types, shapes and the bytes of every tensor are
+compared. A library runs in a child process with limits, reads the file by itself, and sends facts
+and digests, a tensor at a time. Where the two disagree, a third reading of a few lines decides: one
+entry of the header, as the format's text has it. What fits it is right, and the other is named as
+outside the specification.
 """
 
 import json
@@ -55,8 +55,8 @@ class Disagreement:
 
     `tensor` is "" where it is of the file as a whole. `what` is "opens", "present", "type",
     "shape", "place" or "bytes"; `ours` and `theirs` are what aprfmt and the library say. `outside`
-    names who is outside the specification ("the file", "aprfmt", the library, or "not decided")
-    and `because` says how that was found.
+    names who is outside the specification ("the file", "aprfmt", the library, or "not decided") and
+    `because` says how that was found.
     """
 
     file: str

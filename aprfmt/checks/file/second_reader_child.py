@@ -1,8 +1,8 @@
 """The child process in which an official library opens a file for `second_reader.py`.
 
 The first line of stdin has the import path, the limits, the format and the file. The answers are
-JSON lines: `library` (name and version), a row for each tensor as the library gives it, then
-`end`, or `stopped` with the reason; `raised` says that this is an error of the library's own. The
+JSON lines: `library` (name and version), a row for each tensor as the library gives it, then `end`,
+or `stopped` with the reason; `raised` says that this is an error of the library's own. The
 libraries have no limits, so that the process has them: what needs more may end it without a word.
 """
 

@@ -16,9 +16,8 @@ class StoredVocabulary:
     """A vocabulary as stored: `tokens` by id (None for an id without one), and their place.
 
     `lists` are the lengths of lists that must be as long as the tokens. `plain` counts the ids up
-    to
-    the last token that was not added to the vocabulary. `own` is False for a tokenizer.json, whose
-    ids need not be dense.
+    to the last token that was not added to the vocabulary. `own` is False for a tokenizer.json,
+    whose ids need not be dense.
     """
 
     where: str

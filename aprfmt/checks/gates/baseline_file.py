@@ -1,8 +1,8 @@
 """Reads and writes baseline files: what the gates of a model found before.
 
 The file is a JSON object of `format` 1: for every gate its outcome, and every number with unit,
-tolerance and the reason for it. Tolerances are read from the file, so a user may change them.
-Wall times are left out: they say more about the machine than about the model.
+tolerance and the reason for it. Tolerances are read from the file, so a user may change them. Wall
+times are left out: they say more about the machine than about the model.
 """
 
 import json

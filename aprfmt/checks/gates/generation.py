@@ -1,7 +1,7 @@
 """The gate on generated text: golden answers, gibberish, stop tokens, and what is at fault.
 
-A forward pass that agrees does not make generation right: templates, stop tokens and the cache
-are only seen here.
+A forward pass that agrees does not make generation right: templates, stop tokens and the cache are
+only seen here.
 """
 
 import ast

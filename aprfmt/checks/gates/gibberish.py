@@ -20,8 +20,8 @@ def gibberish_signals(
 ) -> list[str]:
     """Return a sentence for each sign that a text is gibberish; [] for ordinary text.
 
-    `ids` are the tokens of the answer, and `spelled` returns their text, special tokens included:
-    a loop of tokens that have no text, or broken characters, shows in them alone.
+    `ids` are the tokens of the answer, and `spelled` returns their text, special tokens included: a
+    loop of tokens that have no text, or broken characters, shows in them alone.
     """
     repeats = _repeats(text)
     if not repeats and spelled is not None:
@@ -79,8 +79,8 @@ def _loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, 
     """Yield (start, size, times) of fragments that are several times in a row, shortest first.
 
     A run of equal places one fragment apart, long enough for three copies, covers a fragment that
-    begins at a multiple of its size. Only those are tried, so that a text of n items takes about
-    n log n steps.
+    begins at a multiple of its size. Only those are tried, so that a text of n items takes about n
+    log n steps.
     """
     for size in range(low, min(high, len(row) // GIBBERISH.times) + 1):
         seen = 0  # the end of the run that was looked at last

@@ -49,11 +49,11 @@ class RequestOptions(TypedDict, total=False):
 class QaRequest:
     """What `aprfmt qa` was asked for.
 
-    `choice` is where every gate runs, `also` are runs to compare it with; `against` is another
-    copy of the model. `random_weights` says the model is untrained: only loss bounds of such a
-    model apply. `memory` is the budget in bytes for decoded weights of one session.
-    `allow_missing` are patterns of required roles that may be missing. `strict`
-    makes warnings failures; `accept` are `unread:PATTERN`s of items that no gate fails for.
+    `choice` is where every gate runs, `also` are runs to compare it with; `against` is another copy
+    of the model. `random_weights` says the model is untrained: only loss bounds of such a model
+    apply. `memory` is the budget in bytes for decoded weights of one session. `allow_missing` are
+    patterns of required roles that may be missing. `strict` makes warnings failures; `accept` are
+    `unread:PATTERN`s of items that no gate fails for.
     """
 
     path: Path

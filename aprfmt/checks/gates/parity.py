@@ -171,8 +171,8 @@ def _against(subject: ModelUnderTest, mine: _Run, other: Model) -> Iterator[Chec
 def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
     """Return the check that a coarser encoding costs no more loss than it may.
 
-    The difference is no rounding of a run, so no tolerance of runs applies. `labels` are the
-    tokens after each row.
+    The difference is no rounding of a run, so no tolerance of runs applies. `labels` are the tokens
+    after each row.
     """
     expected = f"at most {tolerances.MAX_CE_LOSSY} nats apart"
     odd = count_nonfinite(mine, theirs)

@@ -1,7 +1,7 @@
 """The gate on statistics of weights, by role, inside the bounds of bounds.py.
 
-Statistics find weights that were never filled, were read under another type, or lost a scale.
-They prove nothing about single elements: that is what `aprfmt diff` is for.
+Statistics find weights that were never filled, were read under another type, or lost a scale. They
+prove nothing about single elements: that is what `aprfmt diff` is for.
 """
 
 from collections.abc import Mapping
