@@ -200,6 +200,7 @@ def evaluate(
         raise UsageError("nothing to evaluate; give text or ids")
     with ExitStack() as stack:
         run = stack.enter_context(opened(_request(model, where)))
+        # Every text and the ids are samples; both models are scored on the same windows.
         samples = [_sample(run.model, f"text {at}", each) for at, each in enumerate(texts)]
         if ids is not None:
             vocab = int(run.model.hyper["vocab_size"])
@@ -214,6 +215,7 @@ def evaluate(
         found = score_windows(
             run.session, planned, skipped, other.session if other is not None else None
         )
+        # An untrained model is expected near the loss of a uniform guess.
         kind: Literal["random", "trained"] = "random" if random_weights else "trained"
         checks = assess_loss(found.loss, kind, str(run.model.path))
         if other is not None and found.other is not None:

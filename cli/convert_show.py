@@ -76,6 +76,7 @@ def _changed(report: "ConversionReport") -> None:
         by_change.setdefault((tensor.source_encoding, tensor.encoding, tensor.how), []).append(
             tensor
         )
+    # One line for each change of encoding, with what it cost.
     for (before, after, how), tensors in by_change.items():
         groups = sum(t.groups for t in tensors)
         counts = ""
@@ -93,6 +94,7 @@ def _changed(report: "ConversionReport") -> None:
             lost = sum(codes)
             counts += f"; {lost} codes do not come back" if lost else "; every code comes back"
         render.line(f"  {before} -> {after}: {len(tensors)} tensors, {how}{counts}")
+    # One line for each sequence of layout steps.
     steps: dict[tuple[str, ...], int] = {}
     for tensor in report.tensors:
         said = tuple(dict.fromkeys(STEPS.get(s.partition("(")[0], s) for s in tensor.steps))

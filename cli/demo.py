@@ -129,6 +129,7 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
         raise UsageError("--into writes the model, --out keeps what the steps write; give one")
     if force and into is None:
         raise UsageError("--force goes with --into; --out names a new folder")
+    # --into only writes the model; --out keeps what the steps write.
     if into is not None:
         return write(into, force)
     if out is not None:

@@ -75,6 +75,7 @@ def show_adapter(
     )
     if verdict.not_compared or verdict.exit != int(found.differs):
         render.say(f"  {verdict.says}", style=style)
+    # Weights with one mistake are shown together; the rest is counted.
     odd = [each for each in found.weights if each.found != "once" or each.says]
     for says, group in _alike(odd).items():
         shown = group if len(group) <= _ALIKE + 1 else group[:_ALIKE]
@@ -181,6 +182,7 @@ def show_samples(report: "SampleReport") -> None:
     )
     if report.settled:
         render.line(f"  {report.settled} tensors are equal by the digests of their files")
+    # What differs, then what could not be compared, then what equality of ranges means.
     for found in report.differing[:FINDINGS]:
         render.say(f"  {found.tensor}: byte {found.byte} differs", style="bad")
     for one in report.unlike[:FINDINGS]:
@@ -382,6 +384,7 @@ def _tensor(tensor: TensorDiff) -> None:
     cause = f" ({tensor.cause})" if tensor.cause else ""
     render.say(f"  {tensor.verdict}{cause}  {tensor.key}  {encodings}")
     render.say(f"      {names}", style="dim")
+    # Where the sides differ in shape, layout or bytes.
     if tensor.shape_a != tensor.shape_b:
         shapes = f"{render.shape_text(tensor.shape_a)} | {render.shape_text(tensor.shape_b)}"
         render.line(f"      shape {shapes}")
@@ -389,6 +392,7 @@ def _tensor(tensor: TensorDiff) -> None:
         render.say(f"      {', '.join(tensor.layout)}")
     if tensor.first_byte is not None:
         render.line(f"      first differing byte {tensor.first_byte}")
+    # By how much the values differ, and why.
     stats = tensor.stats
     if stats is not None:
         at = list(stats.max_at) if stats.max_at is not None else "-"
@@ -497,6 +501,7 @@ def command(
         sample is not None or adapter is not None
     ):
         raise UsageError("--format sarif and junit list tensors: not with --sample or --adapter")
+    # --sample and --adapter are comparisons of their own.
     if sample is not None:
         if base or imatrix or html or only or accept:
             raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")

@@ -81,6 +81,7 @@ def command(
     from aprfmt.inference.gates import check_last_row
 
     options.check_new(force, out)
+    # Judge the last row, as a working model's is spread and peaked.
     with run_options.open_session(model, where) as run:
         opened = run.model
         ids, text = run_options.token_ids(opened, tokens)

@@ -33,12 +33,14 @@ def compare(
     if out is not None:
         raise UsageError("--out writes a run's logits; leave --reference out")
     with ExitStack() as stack:
+        # The reference names the tokens; ids that are given must begin it.
         run = stack.enter_context(run_options.open_session(model, where))
         given = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
         theirs, dtype = read_side(reference, run.model, given, stack)
         ids = list(theirs.ids)
         if given is not None and ids[: len(given)] != given:
             raise UsageError(f"{reference}: is of other tokens than the ids given")
+        # The other side is a saved one, or a run of the model on these tokens.
         if loaded is not None:
             mine, own = read_side(loaded, run.model, given, stack)
             name = str(loaded)
@@ -54,6 +56,7 @@ def compare(
             run_options.check_ids(run.model, ids)
             name, own = model, run.request.choice.dtype
             mine = of_logits(ids, run.session.logits(ids), range(len(ids)), model)
+        # Compare at the positions that both have, within rounding of their dtypes.
         bound = threshold("logits", ("logprobs", "logprobs"), (own, dtype), "exact")
         table = compare_logprobs(mine, theirs, bound)
         if not table.compared:

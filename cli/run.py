@@ -206,12 +206,14 @@ def command(
         if tokenizer.result is None:
             known = f"stop tokens as configured: {sorted(stop)}" if stop else "no stop token"
             render.warn(f"{opened.path}: has no tokenizer: ids only; {known}", "no_tokenizer")
+        # Warn of what makes other programs go on after the end of a turn.
         unstopped = unstopped_turn(opened.carried) if tokens.chat is not None else None
         if unstopped is not None and not ignore_stop:
             here = "; this run stops there all the same" if unstopped.id in stop else ""
             render.warn(f"{unstopped.says}{here}; {unstopped.todo}", "turn_end")
         for absent in () if opened.carried.origin else absent_ids(opened.carried):
             render.warn(f"{absent.says}; so does this run; {absent.todo}", "absent_key")
+        # Say why generation ended; the stop token itself is no part of the answer.
         stopped = bool(found) and found[-1] in stop
         made = found[:-1] if stopped else found
         full = "max_tokens" if len(made) == max_tokens else "context"

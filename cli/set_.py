@@ -271,6 +271,7 @@ def command(
         raise UsageError("give -o OUTPUT for a copy, or --in-place, one of them")
     if in_place:
         complete_interrupted(model)
+    # Read the old values and doubts first, to tell later what this change made worse.
     with open_described(model, in_place) as opened:
         asked = parse_edits(opened, changes, remove, output or opened.source.files[0])
         if opened.damage and asked.keys:
@@ -284,6 +285,7 @@ def command(
         patched = None
         if in_place:
             body, patched = change_in_place(opened, asked)
+    # A copy is a conversion with other metadata.
     target = output or model
     if output is not None:
         report = convert_with_warnings(
@@ -301,6 +303,7 @@ def command(
         verdict = report.pronounced(accept)
         if verdict is not None:
             body, code = body | verdict.to_json(), verdict.exit
+    # Read the result back: what changed, and whether it is still a model.
     with open_model(target) as written:
         found = edits.key_changes(asked.keys, before, edits.read_values(written, asked.keys))
         if asked.files is not None and written.folder is not None:

@@ -93,6 +93,7 @@ def command(
     from aprfmt.model import open_model
     from aprfmt.tokenizer import scan_template
 
+    # --against compares two engines on fixed conversations; nothing else is rendered.
     if against is not None:
         if file is not None or user is not None or system is not None or no_generation_prompt:
             raise UsageError("template: --against renders conversations of its own; give no others")

@@ -157,6 +157,7 @@ def _attest_tensor(
                 why=f"nothing here writes {info.encoding}",
             )
         return replace(base, state="not reproduced", tensor=name, why=why)
+    # Equal shape and encoding: compare bytes, in the way in which the tensor was made.
     searched = is_quantized(info.encoding)
     if output.copies or output.part is not None:
         found = _first_difference(output_chunks(output, recipe.options, WrittenTensor()), held)
@@ -239,6 +240,7 @@ def _least_difference(
     ways = recipe.ways
     if not searched:
         ways = tuple({way.through: way for way in ways}.values())
+    # Each way encodes all values again, and is given up once too many blocks differ.
     for way in ways:
         said = f"{way}{weighed}" if searched else "values of the base"
         if way.through and not searched:

@@ -194,6 +194,7 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
         Summary(subjects) as summary,
         Results(request.out, lambda row: summary.add(facts_of(row))) as results,
     ):
+        # Places that could not be read are rows at once; all models are asked what is new.
         gathered = _Gathered(results, summary)
         for subject in subjects:
             if not subject.path:
@@ -205,6 +206,7 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
         meter = _Meter(request.budget, units, progress)
         _ask(request, _begun(tasks, meter), gathered, meter)
         left = units - meter.given
+        # Pairs are known only when the digests of all models are.
         if request.families:
             pairs = list(_pairs(subjects, gathered))
             meter.add(len(pairs))

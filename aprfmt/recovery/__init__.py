@@ -108,11 +108,13 @@ def plan_repair(
         header_end,
     )
 
+    # The header is always compared: it shows whether the two are one file at all.
     have = min(here.size, there.size)
     end = header_end(there)
     found = Repair(there.size)
     wrong = list(differing_pages(here, there, 0, min(end, have), "header"))
     _refuse_other(here, there, wrong)
+    # The strongest evidence there is finds the rest: all bytes, block or tensor digests.
     if compare:
         wrong += differing_pages(here, there, min(end, have), have, "bytes")
         found.proof = "compared"

@@ -43,6 +43,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
             "model-00001-of-00002.safetensors; one file needs no index"
         )
     _refuse_missing(path, shards)
+    # The headers of the shards say which tensors there are.
     weight_map: dict[str, str] = {}
     total = 0
     for shard in shards:
@@ -59,6 +60,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
                     )
                 weight_map[stored] = shard.name
                 total += info.nbytes
+    # A new index replaces the old one whole, or not at all.
     index = {"metadata": {**_metadata(path), "total_size": total}, "weight_map": weight_map}
     data = (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
     target = path if output is None else output

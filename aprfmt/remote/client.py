@@ -142,6 +142,7 @@ class Client:
         `hashed` returns the digest of the body instead of its bytes. Raises RemoteError.
         """
         why = ""
+        # Errors that another attempt would not change are raised; others are tried again.
         for attempt in range(ATTEMPTS):
             try:
                 answer = self._once(url, where, headers, wanted, hashed)

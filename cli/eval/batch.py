@@ -88,6 +88,7 @@ def score_batch(
     from aprfmt.inference.reported import explain_loss, label_losses
     from aprfmt.tokenizer import tokenizer_of
 
+    # Score the batch with this model.
     vocab = int(run.model.hyper["vocab_size"])
     tokenizer = tokenizer_of(run.model)
     ends = run_options.stop_token_ids(run.model) if tokenizer is None else tokenizer.stop_ids
@@ -103,14 +104,17 @@ def score_batch(
         "batch": batch_to_json(batch),
         **output.loss_to_json(loss),
     }
+    # Check the batch itself: shifted labels, edges of documents, ends of turns.
     spelled = {i: repr(tokenizer.token(i)) for i in ends} if tokenizer is not None else {}
     checks = [shift_check(batch), *edge_checks(batch), *end_checks(batch, spelled)]
+    # With the trainer's logits, tell a wrong loss from a wrong forward pass.
     theirs = None
     if batch.logits is not None:
         theirs = list(score_batch(batch, None))
         other = mean_loss(label_losses(batch, theirs), vocab)
         body["batch"]["loss_of_logits"] = other.nats
         checks.append(logits_check(batch, loss.nats, other.nats, within))
+    # The reported loss is explained by the trainer's logits where there are some.
     if reported is None:
         return body, None, [*checks, *assess_loss(loss, "trained", str(run.model.path))]
     number, digit = reported
@@ -169,6 +173,7 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
     from aprfmt.base.outcome import check, not_run
     from aprfmt.inference.batch import count_turn_ends
 
+    # Without labels, scored tokens or known ends there is nothing to check.
     name, where = "ends-scored", str(batch.path)
     if not batch.labels_given or not batch.scored:
         return []
@@ -182,6 +187,7 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
             ids = ", ".join(str(each.id) for each in counts)
             why = f"the batch is padded with {ids}, so that the ends of its texts are not known"
         return [not_run(name, why, where)]
+    # An end that is never a label is one that the model never learns to write.
     lost = [each for each in known if not each.scored]
 
     def said(each: "EndCounts") -> str:

@@ -56,6 +56,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
     with ExitStack() as stack:
         run = stack.enter_context(run_options.open_session(model, where))
         draft = stack.enter_context(DraftSession(run.model, run.session)) if asked.draft else None
+        # Cut the texts into windows; the other model, if any, is scored on the same ones.
         found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
         capacity = window_tokens(run.model, asked.max_seq_len, asked.convention)
         cut = capacity, asked.overlap, asked.convention
@@ -68,6 +69,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
         with render.ProgressLine("evaluating") as progress:
             twin = None if other is None else other.session
             measured = score_windows(run.session, planned, skipped, twin, progress, draft=draft)
+        # Judge the losses, then what was asked for besides: the draft head, the other model.
         kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
         checks = assess_loss(measured.loss, kind, str(run.model.path))
         scored: output.EvalFacts = {

@@ -52,6 +52,7 @@ def command(
     paged.check()
     if full and not all_metadata:
         raise UsageError("--full goes with --metadata")
+    # Facts come from headers; only --verify and a page with --stats read tensors.
     with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
         body = facts.inspect_facts(opened, full)
         body["damage"], code = report_damage(opened.damage, partial=partial)

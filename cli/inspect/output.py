@@ -53,6 +53,7 @@ def answer(body: "InspectBody") -> "list[Line]":
         (body["summary"]["line"], "head"),
         (f"  {body['path']}: {container}, {size}{config}", ""),
     ]
+    # What the architecture's tables made of the file, with what is wrong first.
     if body["architecture"] is not None:
         rows = body["hyperparameters"]
         said = (f"{name} {_short(rows[name]['value'])}" for name in body["used"])
@@ -72,6 +73,7 @@ def answer(body: "InspectBody") -> "list[Line]":
         ]
     elif body["summary"]["kind"] == "model":
         lines.append((f"  {body['architecture_error']}", "warn"))
+    # What the file stores, and with --account how each item is read.
     counts = (f"{name} in {row['tensors']} tensors" for name, row in body["encodings"].items())
     lines.append((f"  encodings: {', '.join(counts)}", ""))
     if "account" in body:

@@ -132,6 +132,7 @@ _SAID = ("relation", "partial_input_scales")  # notes that the line says in word
 def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     """Return what to know before the file is used, a few words each: damage, doubts, warnings."""
     found = []
+    # Weights that cannot be read, or not as they are packed.
     if opened.damage:
         found.append("damaged")
     unread = opened.unread
@@ -143,6 +144,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         for note in body["notes"]
         if note["key"] == "partial_input_scales"
     ]
+    # An architecture that is not known or does not fit.
     if body["architecture"] is None:
         named, error = body.get("architecture_named"), body["architecture_error"]
         where = f"{opened.path}: "
@@ -151,6 +153,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
             if named
             else "architecture not known here"
         )
+    # Names that promise another encoding than the tensors have.
     stated = body["metadata_names"].get("general.file_type", "")
     base = _PLAIN.match(stated)
     if base and body["encodings"] and base[0] not in body["encodings"]:
@@ -158,6 +161,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     said_dtype = _stated_dtype(opened)
     if said_dtype and said_dtype not in body["encodings"] and body["encodings"]:
         found.append(f"config.json says {said_dtype}, no tensor is {said_dtype}")
+    # Tensors and keys that are missing, contradict, or have no place.
     if "roles" in body:
         roles = body["roles"]
         for names, said in ((missing_roles(roles), ""), (roles["accepted"], ", accepted")):
@@ -170,6 +174,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         ):
             if rows:
                 found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
+    # Files that nothing reads, and doubts about the tokenizer.
     files = [one for one in body["unread"] if one.startswith("file ")]
     if files:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
@@ -184,6 +189,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         found.append(str(body["tokenizer"]["turn_end"]))
     if "doubts" in body["tokenizer"]:
         found.append(str(body["tokenizer"]["doubts"]))
+    # What is left: relations of the model's files, and a count of other warnings.
     found += [str(relation["says"]) for relation in body["relations"]]
     warnings = sum(
         note["level"] == "warning" and note["key"] not in _SAID for note in body["notes"]

@@ -47,6 +47,7 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
             for one in pair.report.checks
             if one.outcome == "FAIL"
         ]
+        # The next command traces both sides of the first run that is wrong.
         if pair.verdict == "bug":
             ids = ",".join(map(str, found.ids))
             run, other = (
@@ -92,6 +93,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
 
     render.line()
     render.say(names, style="head")
+    # The table of points, with the reason for each tolerance.
     points = pair.diff.points if every else worst_points(pair.diff.points)
     rows = []
     for point in points:
@@ -119,6 +121,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
         render.line(
             "the worst of each kind of point, and all beyond; --all prints every one", style="dim"
         )
+    # Then what the difference does: tokens, logits, losses, and the operation at fault.
     if pair.diff.first_token is not None:
         render.say(pair.diff.first_token.says, style="bad")
     run_options.show_nonfinite(pair.diff.points, "this run")
@@ -159,6 +162,7 @@ def show_outcomes(pair: "RunPair") -> None:
                 f"  position {flip.position}: {flip.a} (by {flip.margin_a:.3g}) became {flip.b} "
                 f"(by {flip.margin_b:.3g}); a logit moved {flip.largest:.3g} there, {word}"
             )
+    # Losses of the reference, of this forward pass, and by this run's own arithmetic.
     losses = pair.losses
     if losses.reference is not None and losses.forward is not None:
         own = losses.why

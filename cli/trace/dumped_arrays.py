@@ -51,6 +51,7 @@ def map_arrays(
 
     assert dumped.arrays is not None
     run = stack.enter_context(run_options.open_session(text, where))
+    # The token ids come from the dump, from the mapping, or from the options.
     given = None if dumped.mapping is None else read_mapping(dumped.mapping)
     wanted = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
     captures = stack.enter_context(open_dump(dumped.arrays, wanted, run.model))
@@ -59,6 +60,7 @@ def map_arrays(
         raise UsageError(f"{dumped.arrays}: its token ids are known; leave {tokens.given[0]} out")
     ids = ids or run_options.token_ids(run.model, tokens)[0]
     run_options.check_ids(run.model, ids)
+    # Without a mapping, one is proposed by comparing with a run of the model.
     written = None
     if given is None:
         given = _proposed(captures, run, ids)

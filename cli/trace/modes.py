@@ -142,6 +142,7 @@ def show_run(
         run = recording.open_runner(text, asked.engine, where, stack, asked.draft)
         ids, said = run_options.token_ids(run.model, tokens)
         run_options.warn_of_length(run.model, ids)
+        # Choose what to record, and refuse a useless reference before anything runs.
         aprt = wanted.save_aprt is not None
         keys = point_selection.keys_to_record(run.points, asked.points, asked.layers, aprt)
         request = recording.recording_request(run.request, ids, keys, positions, asked.behind)
@@ -150,6 +151,7 @@ def show_run(
             other = recording.check_reference(wanted.reference, ids, run.model, stack)
         watch = histograms.add if wanted.html is not None else None
         trace = recording.record_trace(run, request, stack, {"prompt": said}, wanted.values, watch)
+        # Put into JSON what was recorded and where it ran.
         body = output.trace_to_json(trace) | {"run": run_options.run_facts(run, trace)}
         body["tokens"] = {"ids": ids, "text": said}
         if body["logits"] is not None:

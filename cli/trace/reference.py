@@ -20,6 +20,7 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     render.say(f"against {reference}", style="head")
     text, style = reference_verdict(difference)
     render.say(text, style=style)
+    # The table: points beyond tolerance, or all of them.
     beyond = [point for point in difference.points if point.beyond]
     ratios = difference.rounding_ratios
     shown = list(difference.points) if every or ratios else beyond[:SHOWN]
@@ -35,6 +36,7 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
         render.table(rows, headers, "lrrllr"[: len(headers)])
     if not every and len(beyond) > len(shown):
         render.line(f"... {len(beyond) - len(shown)} more beyond (-v)", style="dim")
+    # What no table of distances shows: tokens, NaN, odd statistics, points on one side.
     if difference.first_token is not None:
         render.say(difference.first_token.says, style="bad")
     run_options.show_nonfinite(difference.points, "this trace")

@@ -221,6 +221,7 @@ def filled(ctx: CheckContext) -> Result:
             flat[key] = 0.0 if stats.zeros == stats.count else stats.mean
     if not seen:
         raise NotRun("no matrix is stored as numbers")
+    # Zeros in both output matrices of a layer are on purpose; anything else was lost.
     findings = []
     for key, value in flat.items():
         layer, role = split_key(key)

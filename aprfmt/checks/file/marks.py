@@ -95,6 +95,7 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
     `tensor` is [vocab, hidden], `wanted` is {token id: its text}.
     """
     size, width = tensor.shape[0], tensor.shape[1]
+    # One pass over the rows: their sum, and the rows that are asked for.
     total, rows = np.zeros(width), {}
     for start, stop, values in tensor.chunks(ELEMENTS_AT_ONCE):
         total += values.sum(axis=0, dtype=np.float64)
@@ -106,6 +107,7 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
         yield Finding(
             name, f"rows of zeros: {_named(zero, wanted)}", "rows that were trained", todo
         )
+    # Rows of zeros are equal too, and are named above.
     alike: dict[bytes, list[int]] = {}
     for i, row in rows.items():
         if i not in zero:
@@ -118,6 +120,7 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
                 "a row of its own for each, trained",
                 todo,
             )
+    # Some tools give new tokens the mean of all rows; few rows have no meaningful mean.
     mean = total / max(size, 1)
     length = float(np.linalg.norm(mean))
     near = [

@@ -196,6 +196,7 @@ class _Comparison:
                 ended = True
             else:
                 yield self._compare(row)
+        # What the library has not named is missing for it; what aprfmt calls damage, it accepts.
         if ended:
             for name in self._left:
                 self._differ(name, "present", "it once", "no such tensor")
@@ -237,6 +238,7 @@ class _Comparison:
     def _compare(self, row: Mapping[str, Any]) -> int:
         """Compare a row of the library with aprfmt's tensor; return the tensor's bytes."""
         name = str(row["name"])
+        # Names first: one that is unknown, or comes twice, has no facts to compare.
         if name not in self._ours:
             self._differ(name, "present", "no such tensor", "it once")
             return 0
@@ -255,6 +257,7 @@ class _Comparison:
             if ours != theirs:
                 self._differ(name, what, _shown(ours), _shown(theirs))
                 same = False
+        # Bytes are compared only where the library can read them and the header facts agree.
         if "lacks" in row:
             self._reading.not_read.append(
                 NotRead(self._file, name, f"{self._reading.library} has no {row['lacks']}")

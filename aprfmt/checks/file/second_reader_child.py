@@ -26,6 +26,7 @@ def read_gguf(path: str) -> Iterator[Row]:
     import gguf
     import numpy as np
 
+    # Tensors of types that the library has not are set aside, so that it reads the others.
     known = {int(kind) for kind in gguf.GGMLQuantizationType}
     lacking: list[Row] = []
 

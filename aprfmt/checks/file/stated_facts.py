@@ -64,6 +64,7 @@ def check_file_type(ctx: CheckContext) -> Result:
     if claimed is None:
         raise NotRun(f"{_FILE_TYPE} {stated!r} is not known; most weights are {main}")
     share = f"{most / counts.total():.1%} of the weights are {main}"
+    # A mixture has its encoding in some tensors, a float type in most weights.
     findings = []
     quantized = not ENCODINGS[claimed].numpy
     if quantized and not counts.keys() & _with_fallbacks(claimed):

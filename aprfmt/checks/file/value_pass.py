@@ -101,6 +101,7 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
         return TensorScan(info, odd=_bad_bool(tensor))
     if dtype.lstrip("u").startswith("int"):
         return TensorScan(info)
+    # Decode in windows, for statistics and the first bad scale.
     row = encoding_row(info.encoding)
     total, scale, done = Accumulator(), "", 0
     try:

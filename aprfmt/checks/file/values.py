@@ -78,6 +78,7 @@ def check_block_scales(ctx: CheckContext) -> Result:
                     "get the file again, or quantize again",
                 )
             )
+    # bitsandbytes stores absmax in a tensor of its own, which cannot be negative.
     for name, tensor in ctx.model.items():
         for suffix, part in tensor.parts.items():
             if not suffix.endswith("absmax"):
@@ -127,6 +128,7 @@ def check_packed(ctx: CheckContext) -> Result:
             continue
         finally:
             tensor.drop()
+        # A part that is itself not finite is reported by the checks of values and scales.
         parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
         if (stats.nan or stats.inf) and not known:

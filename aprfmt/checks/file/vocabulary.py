@@ -322,6 +322,7 @@ def round_trip(ctx: CheckContext) -> Result:
         raise NotRun("the tokenizer does not build; see the check tokenizer") from error
     if side is None or engine is None:
         raise NotRun("a tokenizer of this kind does not keep texts as they are")
+    # Only texts that the normalizer keeps and the vocabulary can spell must come back.
     steps = flatten((side.data or {}).get("normalizer"), "normalizers")
     changing = [str(step.get("type")) for step in steps if step.get("type") not in _KEEPING]
     if changing:

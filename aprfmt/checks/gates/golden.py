@@ -142,6 +142,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, An
 def _prompt(row: Mapping[str, Any], path: Path) -> GoldenPrompt:
     """Return an entry of `greedy` as a prompt; FormatError names the key at fault."""
     where = f"{path}: {row['name']:.80}"
+    # Check each key before it is used: the file is written by hand.
     messages = row.get("messages", [])
     if not isinstance(messages, list) or not all(
         isinstance(m, Mapping) and all(isinstance(m.get(k), str) for k in ("role", "content"))
