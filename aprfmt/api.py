@@ -1,7 +1,7 @@
-"""What a command does, as a Python function that returns a record.
+"""The commands as Python functions that return records and print nothing.
 
 `aprfmt` offers these functions and imports them when they are called. Each returns a record with
-`.to_json()`, and prints nothing.
+`.to_json()`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the checks of `validate` and the gates of `qa` print, and every other PASS or FAIL."""
+"""Prints the checks of `validate`, the gates of `qa`, and every other PASS or FAIL."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aprfmt.model.ledger import Pronounced
 
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
-ALIKE = 3  # findings of one kind that have lines of their own; more are one line
+ALIKE = 3  # findings of one kind that have a line each; more share one
 LINES = 20  # findings printed for one check; --json has more
 
 

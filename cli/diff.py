@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 _LINES = 10
-_ALIKE = 3  # weights of one kind that have a line of their own
-_LOST = 0.01  # share of the change from which it is said that rounding took it
+_ALIKE = 3  # weights of one kind that have a line each
+_LOST = 0.01  # share of the change lost by rounding that is reported
 
 
 def compare_adapter(

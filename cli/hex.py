@@ -75,7 +75,7 @@ class TensorBlocks(TypedDict):
 
 @final
 class PlainBytes(TypedDict):
-    """Bytes of a file as they stand, in hex."""
+    """Undecoded bytes of a file, in hex."""
 
     path: str
     offset: int

@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 UNSET = "is empty; is a variable of the shell not set?"
-LARGEST = 2**63 - 1  # what offsets and counts of files are held in
+LARGEST = 2**63 - 1  # the largest offset or count that files can have
 YEAR = 366 * 86400.0  # seconds
 
 
@@ -494,7 +494,7 @@ quantization = option_group(
         help="Quantize again what is quantized already (adds its own error).",
     ),
 )
-# What every conversion has behind its own options, down to --json.
+# The last options of every conversion command, down to --json.
 writing = option_group(arch, force, resume, no_verify, no_carry, no_hash, common)
 jobs = click.option(
     "--jobs",

@@ -1,4 +1,4 @@
-"""How results reach a terminal, a pipe or a JSON reader; all text from files is escaped here."""
+"""Prints results to a terminal, a pipe or as JSON; all text from files is escaped here."""
 
 import json
 import math
@@ -352,7 +352,7 @@ class StatusLine:
         self._ended = threading.Event()
         self._ended.set()
         self._what = self._text = ""
-        self._shown = 0  # characters of the line that stands there
+        self._shown = 0  # characters of the line on the terminal now
         self._counted = False  # a part that is done was written: that says more
 
     def begin(self, what: str, doing: str) -> None:

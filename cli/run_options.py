@@ -97,9 +97,9 @@ class WhereOptions(WithinOptions):
         )
 
     def elsewhere(self, run: bool = True) -> "WhereOptions":
-        """Return these options without --arch, for another model; with `run` without a device too.
+        """Return these options for another model: without --arch, with `run` also without device.
 
-        Backend and dtype are left out with the device.
+        `run` says that the other MODEL@RUN names backend, device and dtype itself.
         """
         if not run:
             return replace(self, arch=None)

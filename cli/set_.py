@@ -98,7 +98,7 @@ def check_stated_values(opened: "Model", template: bool) -> dict[str, list[str]]
         answer.name: [
             f"{f.where}: {f.found}; expected {f.expected}".removeprefix(f"{opened.path}: ")
             for f in answer.findings
-            if not f.found.endswith(OWN_KEY_USED)  # the key that was set, beside a verbatim copy
+            if not f.found.endswith(OWN_KEY_USED)  # the set key, unlike a verbatim copy
         ]
         for answer in answers
     }

@@ -73,7 +73,7 @@ def rederive(
             if row.state != "reproduced" and key in known:
                 again = _attest_weight(key, known[key], stored, recipe)
                 row = again if again.state == "reproduced" else row
-        ways = tuple(sorted(ways, key=lambda way: str(way) != row.how))  # what held once, first
+        ways = tuple(sorted(ways, key=lambda way: str(way) != row.how))  # what worked last, first
         if progress is not None:
             progress(done, len(groups))
         yield row

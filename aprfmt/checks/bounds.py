@@ -142,7 +142,7 @@ VOCAB_SHARE = UsualRange(0.5, 1.0, "tokens of embedding rows", "rows are padded 
 
 # --- the forward pass -------------------------------------------------------------------------
 
-LOSS_GIVEN = 0.02  # nats a stated loss may be off where weights and arithmetic are plain floats
+LOSS_GIVEN = 0.02  # nats a golden loss may be off where weights and arithmetic are plain floats
 LOSS_QUANTIZED = 0.5  # nats where weights are quantized: a working 4-bit copy stays far below
 LEAD = 0.1  # logits: below this lead, the next best token may win by rounding
 
@@ -153,7 +153,7 @@ class Gibberish:
 
     foreign_share: float = 0.6  # of non-ASCII characters, from foreign_length on
     foreign_length: int = 16
-    fragment: tuple[int, int] = (4, 16)  # bytes of a fragment that stands three times in a row
+    fragment: tuple[int, int] = (4, 16)  # bytes of a fragment that is three times in a row
     longest: float = 0.25  # of the whole answer: longer fragments than these 16 bytes too
     times: int = 3
     tokens: int = 8  # that a loop of tokens has at least

@@ -73,7 +73,7 @@ class CheckContext:
 
     @cached_property
     def stated(self) -> StatedTokenizer | None:
-        """The tokenizer as readers of this format take it; None where the model has none.
+        """The tokenizer that programs reading this format would use; None where the model has none.
 
         Raises AprfmtError where it cannot be read.
         """

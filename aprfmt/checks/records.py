@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.device import DeviceChoice
     from aprfmt.model import Model
 
-SHOWN = 100  # findings kept for one check: a damaged file can have one a tensor
+SHOWN = 100  # findings stored for one check: a damaged file can have one a tensor
 LISTED = 5  # names in one sentence
 LEFT_OUT = "left out by --only or --skip"  # why a gate that was not wanted did not run
 

@@ -1,7 +1,7 @@
-"""The one table of checks: name, what a PASS proves, who runs it, on what, and what it needs.
+"""The one table of checks: name, what a PASS proves, the function, its formats and its needs.
 
-`validate` runs the rows that need a file; the others are the gates of `qa`. Other packages add
-rows through the entry points `aprfmt.checks` and cannot replace one of ours.
+`validate` runs the rows that need a file; the others are the gates of `qa`. Other packages add rows
+through the entry points `aprfmt.checks` and cannot replace one of aprfmt's.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ from aprfmt.tensors.companions import all_bytes
 
 ARCHITECTURE = "general.architecture"
 UNREAD = ("unread", "unexpected")  # the checks whose warnings are items that no table lists
-SHOWN = 5  # findings kept of one answer; `validate` has them all
+SHOWN = 5  # findings stored of one answer; `validate` has them all
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from aprfmt.fleet.answer_lines import AnswerLine, answer_of
 from aprfmt.fleet.tasks import ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
 
-AHEAD = 4  # units submitted for every CPU of the cluster, so that none waits for us
+AHEAD = 4  # units submitted for every CPU of the cluster, so that none is idle
 ANSWERS = 10.0  # seconds a cluster's address may take to answer
 RETRIES = 3  # of a unit whose worker or node was lost
 
-_asking: dict[Limits, Workers] = {}  # of this Ray worker: kept from unit to unit
+_asking: dict[Limits, Workers] = {}  # the processes of this Ray worker, used for all its units
 
 
 def _unit(task: Task, limits: Limits) -> list[AnswerLine]:

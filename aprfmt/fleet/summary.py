@@ -18,7 +18,7 @@ from aprfmt.fleet.model_search import FleetModel
 from aprfmt.fleet.questions import UNREAD
 from aprfmt.fleet.tasks import DERIVES, ERROR
 
-SHARED = 0.5  # of the tensors of a family's members that are alike, from here on they are listed
+SHARED = 0.5  # share of equal tensors from which two models are listed as a family
 MANY = 1000  # groups of copies listed; the sums are of all
 COUNTED = ("PASS", "FAIL", "NOT_RUN", "ERROR")  # the outcomes that a model's line counts
 

@@ -24,7 +24,7 @@ from aprfmt.remote.paths import is_remote, parse_location
 
 AT_ONCE = 1 << 20  # bytes read of a worker's answers at once
 PAUSE = 0.005  # seconds in which answers gather: reading each by itself costs more than asking
-SMALL = 16 << 20  # bytes of a model that may wait behind another one
+SMALL = 16 << 20  # bytes of a model that may wait for a busy worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Workers:
                 yield from self._lost(worker, why, waiting)
                 continue
             if worker not in self._all:
-                continue  # one that was ended here is heard of, too
+                continue  # output of a worker that was killed here
             if not some:
                 code = worker.end()
                 why = f"the process ended with {code}: killed, or out of memory"

@@ -147,7 +147,7 @@ def _refuse_other(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -
     try:
         mine = tensors_of(here, partial=True)
     except FormatError:
-        return  # damaged, which is why we are asked
+        return  # a damaged header is what is to be repaired
     theirs = tensors_of(there)
     shared = sum(_like(mine[name], info) for name, info in theirs.items() if name in mine)
     if 2 * shared < len(theirs):

@@ -10,7 +10,7 @@ from aprfmt.formats import detect_format
 from aprfmt.formats.damage import Structure
 from aprfmt.recovery.byte_ranges import Range
 
-_STEP = 4096  # differing bytes are told to the page
+_STEP = 4096  # differing bytes are reported by pages of this size
 _WINDOW = 8 << 20
 
 

@@ -72,7 +72,7 @@ def _store(root: Sequence[str]) -> Any:
         options["client_options"] = {"allow_http": True}
     try:
         return from_url(f"{root[0]}//{root[1]}", **options)
-    except Exception as error:  # of a class of its own for each store
+    except Exception as error:  # each store has its own class of errors
         raise RemoteError(
             f"{root[0]}//{root[1]}: the environment does not say how to read it: {_line(error)}"
         ) from None

@@ -35,7 +35,7 @@ from aprfmt.remote.traffic import TRAFFIC
 ATTEMPTS = 5
 MAX_STEPS = 10  # redirects
 MAX_ADDRESSES = 8  # of one host, that are tried
-LONGEST = 60.0  # seconds a server may ask us to wait
+LONGEST = 60.0  # seconds a server may ask to wait
 _MOVED = (301, 302, 303, 307, 308)
 _LATER = (408, 425, 429, 500, 502, 503, 504)
 _DRAINED = 64 << 10  # bytes of an answer without interest that are read to keep its connection
@@ -137,9 +137,10 @@ class Client:
     ) -> Response:
         """Return the answer to a GET request; `where` begins messages.
 
-        `wanted(status, headers)` returns how many bytes of the body to read. Answers that may
-        change (429, 500, a cut body) are asked for again, after as long as the server says.
-        `hashed` returns the digest of the body instead of its bytes. Raises RemoteError.
+        `wanted(status, headers)` returns how many bytes of the body to read; -N is for a body of
+        unknown length, of which at most N are read. Answers that may change (429, 500, a cut body)
+        are asked for again, after as long as the server says. `hashed` returns the digest of the
+        body instead of its bytes. Raises RemoteError.
         """
         why = ""
         # Errors that another attempt would not change are raised; others are tried again.
@@ -212,7 +213,7 @@ class Client:
         raise RemoteError(f"{where}: is redirected more than {MAX_STEPS} times; check the address")
 
     def _body(self, reply: _Reply, url: str, wanted: Wanted, hashed: bool) -> Response:
-        """Return the answer with the body that is wanted, or its digest; the connection is kept."""
+        """Return the answer with its body or digest, and release the connection."""
         status = reply.response.status
         size = _drained(reply)
         if status not in _LATER:
@@ -270,7 +271,7 @@ class Client:
         raise ConnectionCut("kept connections were closed")
 
     def _addresses(self, to: RequestTarget) -> Sequence[str]:
-        """Return the IP addresses of a target's host, resolved once in a process.
+        """Return the IP addresses of a target's host, resolved once by this client.
 
         A name that changes its address could otherwise pass the checks and then lead elsewhere.
         """
@@ -387,7 +388,7 @@ class Client:
 
 
 _SECONDS = re.compile(r"[0-9]+")
-_YEAR = 365 * 86400  # seconds: what is said of a longer wait
+_YEAR = 365 * 86400  # seconds: the longest wait that a message names
 _OURS = {"User-Agent": f"aprfmt/{__version__}", "Connection": "keep-alive"}
 CLIENT = Client()
 atexit.register(CLIENT.close)
@@ -410,7 +411,7 @@ def _tunnel_status(timed: TimedSocket) -> int:
 
     Raises BadAnswer for what is no answer of HTTP, ConnectionCut for one that ends early.
     """
-    head, one = bytearray(), bytearray(1)  # a byte at a time: what follows is not ours to take
+    head, one = bytearray(), bytearray(1)  # a byte at a time: what follows is for TLS
     while not head.endswith(b"\r\n\r\n"):
         if not timed.receive(one):
             raise ConnectionCut("the proxy closed the connection")

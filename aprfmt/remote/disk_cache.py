@@ -14,7 +14,7 @@ from pathlib import Path
 from aprfmt.errors import UsageError
 
 FOLDER = "APRFMT_CACHE"  # where; default: aprfmt/ranges in the user's cache folder
-LIMIT = "APRFMT_CACHE_SIZE"  # bytes; 0 keeps nothing
+LIMIT = "APRFMT_CACHE_SIZE"  # bytes; with 0 nothing is cached
 DEFAULT_LIMIT = 2 << 30
 _DIGEST = hashlib.sha256().digest_size
 

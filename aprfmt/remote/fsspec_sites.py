@@ -59,7 +59,7 @@ def _system(root: str) -> Any:
         )
     try:
         return fsspec.core.url_to_fs(root)[0]
-    except Exception as error:  # of a class of its own for each file system
+    except Exception as error:  # each file system has its own class of errors
         raise RemoteError(f"{root}: {scheme}:// cannot be read: {_line(error)}") from None
 
 

@@ -26,7 +26,7 @@ from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
 MAX_LISTING = 64 << 20
-MAX_PLAIN = 64 << 20  # files that the hub does not store apart: sent whole
+MAX_PLAIN = 64 << 20  # bytes of a file outside of LFS, which is sent whole
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%-]{0,200}")

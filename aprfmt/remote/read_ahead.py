@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from aprfmt.base.memory import keep_freed
 
-LARGE = 16 << 20  # reads from here on are fetched by two requests at a time
+LARGE = 16 << 20  # reads of this size and more are fetched by two requests at a time
 PART = 8 << 20  # of a range that is expected, counted from its start: as windows over it are read
 AHEAD = 16  # parts of a file fetched before they are asked for: as many as are under way at a time,
 # so that others begin while those that came wait to be read in order
@@ -52,7 +52,7 @@ class _Pool:
                 future.set_result(fetch(start, stop))
             except BaseException as error:  # the reader's, who waits for the result
                 future.set_exception(error)
-            del future, fetch  # nothing is kept while it waits for the next
+            del future, fetch  # free them while waiting for the next job
 
 
 @cache

@@ -72,10 +72,10 @@ class RemoteObject:
                 self._early.append((start, bytes(data[:WINDOW])))
 
     def refuse_changed(self) -> None:
-        """Raise RemoteError if the beginnings of the first answers are no longer the same.
+        """Raise RemoteError if the file's size, date or the first answers' bytes have changed.
 
-        They are read again, unless a strong ETag or digest proves that all answers are of one
-        version.
+        The beginnings of these answers are read again, unless a strong ETag or digest proves that
+        all answers are of one version.
         """
         with self._shelf:
             early, unsure, self._unsure = list(self._early), self._unsure, False

@@ -13,8 +13,8 @@ from aprfmt.remote.timed_socket import BadAnswer
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
-_LINE = 4096  # bytes of a chunk's first line, or of a line behind the last chunk
-_LINES = 100  # behind the last chunk
+_LINE = 4096  # bytes of a chunk's first line, or of a line after the last chunk
+_LINES = 100  # lines after the last chunk
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:

@@ -80,6 +80,6 @@ def site_at(parts: Sequence[str]) -> tuple[Site, str]:
 
 
 def forget_sites() -> None:
-    """Close nothing, but forget all sites and what is known of their files."""
+    """Forget all open sites, and what they know of their files."""
     with _lock:
         _open.clear()

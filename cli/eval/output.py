@@ -1,4 +1,4 @@
-"""What `aprfmt eval` says of a loss: as JSON, and printed."""
+"""Prints the losses of `aprfmt eval`, and makes their JSON."""
 
 import math
 from typing import TYPE_CHECKING, TypedDict

@@ -1,4 +1,4 @@
-"""The texts of `aprfmt eval`: read, tokenized, and cut into windows."""
+"""Reads, tokenizes and cuts the texts of `aprfmt eval` into windows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,7 +135,7 @@ def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
 
 
 class LeadingTokens(TypedDict):
-    """What stands before windows: its ids, their tokens, and before how many windows."""
+    """The tokens put before windows: ids, spellings, and the number of windows that have them."""
 
     ids: list[int]
     tokens: list[str]

@@ -1,4 +1,4 @@
-"""What `aprfmt parity` prints."""
+"""Prints comparisons of runs, reproductions and calibrations for `aprfmt parity`."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.parity.cells import Operation, Parity, RunDistance, RunFacts, RunPair
     from aprfmt.measure.traces import PointDiff
 
-MOST_IDS = 64  # of those chosen; more are said with --json
+MOST_IDS = 64  # chosen ids printed; --json has all
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
 
 

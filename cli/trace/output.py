@@ -1,4 +1,4 @@
-"""What `aprfmt trace` prints and puts into JSON."""
+"""Prints a trace for `aprfmt trace`, and makes its JSON."""
 
 from collections.abc import Iterable, Mapping
 from statistics import median

@@ -111,7 +111,7 @@ def record_trace(
     whole = len(asked.wanted) == len(run.points) and asked.positions == "all"
     if trace.nonfinite is None or whole:
         return trace
-    # What was asked for may lie behind the place where it began: look at every point there is.
+    # The NaN may have begun before the points asked for: run again with every point.
     every = run.own.trace(asked.ids, tuple(run.points), behind=asked.behind)
     return replace(trace, nonfinite=every.nonfinite or trace.nonfinite)
 

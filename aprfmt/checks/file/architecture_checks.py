@@ -1,4 +1,4 @@
-"""Checks against the architecture: is every tensor there, of its shape, and plausible."""
+"""Checks against the architecture: whether every tensor is there, of its shape, and plausible."""
 
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key

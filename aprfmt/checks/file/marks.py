@@ -49,7 +49,7 @@ def token_types(ctx: CheckContext) -> Result:
 
 
 def _template(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
-    """Return (tokenizer as readers take it, tokens that its chat template writes).
+    """Return (the tokenizer that readers of this format use, tokens that its template writes).
 
     (None, []) where it cannot be read. It is read once for a context.
     """

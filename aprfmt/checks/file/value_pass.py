@@ -14,7 +14,7 @@ from aprfmt.model import Model
 from aprfmt.tensors.stats import Accumulator, Stats, tensor_stats
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
+WINDOW = 16 << 20  # bytes decoded, and then dropped, at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,7 +360,7 @@ def _spelled(text: str, vocabulary: Vocabulary) -> bool:
 
 
 def _own_engine(ctx: CheckContext, side: StatedTokenizer) -> Engine | None:
-    """Return the tokenizer engine that the format's readers would use.
+    """Return the tokenizer engine that programs reading this format would use.
 
     None for a kind that alters texts, or for broken merges.
     """

@@ -83,7 +83,7 @@ def _loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, 
     log n steps.
     """
     for size in range(low, min(high, len(row) // GIBBERISH.times) + 1):
-        seen = 0  # the end of the run that was looked at last
+        seen = 0  # the end of the last run that was measured
         for at in range(size, len(row) - size + 1, size):
             if at < seen or row[at] != row[at - size]:
                 continue

@@ -22,13 +22,13 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.model import Model
 
-NAME = "golden.json"  # beside the weights
+NAME = "golden.json"  # in the folder of the weights
 FORMAT = 1
 MAX_BYTES = 16 << 20
 MAX_TOKENS = 64
 MOST = 1e9  # of any number here
 MOST_TOKENS = 1 << 20  # longer than any context in use
-# Written for this purpose: ordinary English that stands in no training set.
+# Written for this purpose: ordinary English that is in no training set.
 TEXT = (
     "The harbour master counted nineteen boats before breakfast, and wrote the number on a slate "
     "that hung beside the stove. It had rained in the night; the planks were dark, and two gulls "

@@ -24,7 +24,7 @@ from aprfmt.model.completeness import check_predicts
 from aprfmt.tokenizer import Tokenizer, tokenizer_facts
 
 PROBE_TOKENS = 24  # of the prompt on which forward passes are compared
-ROOM = 8  # positions left for steps behind it
+ROOM = 8  # positions left for decoding steps after it
 
 
 class RequestOptions(TypedDict, total=False):
