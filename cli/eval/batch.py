@@ -59,7 +59,8 @@ def parse_reported(
 ) -> tuple[float, float] | None:
     """Return (the reported loss, half a unit of its last printed digit); None without a value.
 
-    "nan" and "inf" are numbers here. Raises BadParameter for any other text.
+    The half unit is 0 for a whole number. "nan" and "inf" are numbers here. Raises BadParameter for
+    any other text.
     """
     if value is None:
         return None

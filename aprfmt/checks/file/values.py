@@ -50,7 +50,7 @@ def check_values(ctx: CheckContext) -> Result:
 def _buffers(ctx: CheckContext) -> frozenset[str]:
     """Return the stored names of computed buffers, such as masks.
 
-    None for an unknown architecture.
+    It is empty for an unknown architecture.
     """
     try:
         style = ctx.model.style
