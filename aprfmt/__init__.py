@@ -161,8 +161,9 @@ def parity(
     `between` are runs as the command line spells them: `cpu`, `torch:cpu:bfloat16`, `cuda`,
     `transformers`, `llama.cpp`. Without prompt, ids and chat aprfmt chooses token ids. `base` is
     the model before quantization. `arbiter` runs numpy in float64 too. The result has `.verdict`,
-    `.exit_code`, `.pairs` and `.to_json()`. Raises UsageError for fewer than two runs,
-    BackendUnavailableError for a run that is not possible here.
+    `.exit_code`, `.pairs` and `.to_json()`. `threads`, `memory` and `deterministic` are as in
+    `RunOptions`; `allow_missing` are patterns of required tensors that may be missing. Raises
+    UsageError for fewer than two runs, BackendUnavailableError for a run that is not possible here.
     """
     from aprfmt.api import parity as run
 
@@ -211,7 +212,8 @@ def run(
     Greedy at temperature 0, else drawn from the `top_k` likeliest tokens (0: all) that add up to
     `top_p`. Generation ends at a stop token of the model, after `max_tokens`, or at the end of the
     context. The result has `.text`, `.ids`, `.stop` and `.to_json()`. `where` says where the model
-    runs (`device`, `backend`, `dtype`, ...). Raises UsageError for a prompt that fills the context.
+    runs (`device`, `backend`, `dtype`, ...). `seed` is that of the draws. With `ignore_stop`
+    generation goes on after stop tokens. Raises UsageError for a prompt that fills the context.
     """
     from aprfmt.api import run as generate
 
@@ -243,9 +245,10 @@ def set(
     """Write a copy of a model with other metadata; the tensors stay as they are.
 
     A key keeps the type it has in the file; `KEY:TYPE` gives a GGUF key another one. Of a Hugging
-    Face folder the value changes where readers take it from, and `FILE:KEY` names a file. Raises
-    UsageError for a value that the key cannot have, OutputError where `output` exists and `force`
-    is not given.
+    Face folder the value changes where readers take it from, and `FILE:KEY` names a file. `remove`
+    names keys to leave out. With `verify` the copy is compared with the model. Raises UsageError
+    for a value that the key cannot have, OutputError where `output` exists and `force` is not
+    given.
     """
     from aprfmt.api import set_metadata
 

@@ -108,7 +108,10 @@ def cases_of_diff(
 
 
 def agree_with_verdict(cases: Sequence[ReportCase], code: int, file: str) -> list[ReportCase]:
-    """Return the cases with one more for the exit code, so that no report hides a failure."""
+    """Return the cases with one more for the exit code, so that no report hides a failure.
+
+    `file` is what the command was about.
+    """
     word: Level = "pass" if code == 0 else "fail" if code == 1 else "error"
     return [*cases, ReportCase("verdict", file, word, f"exit {code}: {EXIT_CODES[code]}")]
 

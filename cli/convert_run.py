@@ -64,7 +64,8 @@ def run_conversion(
 ) -> int:
     """Convert, print the report, and return the exit code.
 
-    Every conversion command but `set` ends here. `wishes` are the options of the command.
+    Every conversion command but `set` ends here. `wishes` are the options of the command. `to`,
+    `adapter` and `base` are those of `convert_with_warnings`.
     """
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
     report = convert_with_warnings(src, dst, to, adapter, base, **wishes)
@@ -85,8 +86,8 @@ def convert_with_warnings(
 ) -> "ConversionReport":
     """Convert `src` to `dst`, print warnings of what the target cannot hold; return the report.
 
-    `adapter` and `base` are those of `_conversion_function`. Raises UsageError where no output
-    format is known.
+    `adapter` and `base` are those of `_conversion_function`. `to` names the output format, None
+    takes it from `dst`. Raises UsageError where no output format is known.
     """
     from aprfmt.conversion.output_format import NoFormatError, has_extension
 

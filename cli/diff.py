@@ -164,7 +164,8 @@ def compare_samples(
 ) -> int:
     """Compare random byte ranges of two files, report what they show, and return the exit code.
 
-    `nbytes` are the bytes read of each side. `patterns` choose tensors by name.
+    `nbytes` are the bytes read of each side. `patterns` choose tensors by name. `seed` chooses the
+    ranges, None draws one.
     """
     from aprfmt.measure.sampling import sample_files
 

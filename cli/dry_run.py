@@ -77,7 +77,8 @@ def report_parity(
 ) -> int:
     """Print the memory that each run of a comparison needs, and all together; return the code.
 
-    The runs stay open together, so their memory is added.
+    The runs stay open together, so their memory is added. `choices` are the runs; with
+    `request.arbiter` numpy in float64 is one more.
     """
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.parity.between import ARBITER, plain_rows
@@ -116,7 +117,10 @@ def _said(model: "Model", tokens: int, found: "Sequence[Estimate | str]") -> int
 
 
 def _show(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]") -> None:
-    """Print each run's estimate, then the sum by device where several runs stay open."""
+    """Print each run's estimate, then the sum by device where several runs stay open.
+
+    `together` is the sum by device, empty for a single run.
+    """
     for one in found:
         _show_one(one)
     if together:

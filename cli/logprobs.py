@@ -24,8 +24,8 @@ def compare(
 ) -> int:  # fmt: skip
     """Compare log-probabilities with `reference`, print a table, and return the exit code.
 
-    They are those of a run of the model, or of the file `loaded` if given. Raises UsageError where
-    the two are of different tokens.
+    They are those of a run of the model, or of the file `loaded` if given. `out` is refused: it
+    writes logits of a run. Raises UsageError where the two are of different tokens.
     """
     from aprfmt.measure.logprob_tables import compare_logprobs, of_logits
     from aprfmt.measure.tolerances import threshold

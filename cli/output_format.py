@@ -58,7 +58,8 @@ def answer_format() -> str:
     """Return the form of the running command's answer, one of CI_FORMS.
 
     What is asked for wins, --format before --json, but --json before `--format human`. Without
-    either it is "agent" where an agent reads stdout, else "human".
+    either it is "agent" where an agent reads stdout, else "human". Outside of a command it is
+    decided by the environment alone.
     """
     context = click.get_current_context(silent=True)
     meta = {} if context is None else context.meta

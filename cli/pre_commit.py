@@ -44,7 +44,8 @@ def compare_with(base: str, file: str, options: list[str]) -> int:
     """Return the exit code of `diff` between a file in commit `base` and the file as it is now.
 
     It is 0 for a file that the commit has not, and 2 where there is no such commit. The file passes
-    git's filters, so that one in Git LFS is compared by its content.
+    git's filters, so that one in Git LFS is compared by its content. `options` are passed to
+    `diff`.
     """
     commit = ["git", "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}"]
     if subprocess.run(commit, stdout=subprocess.DEVNULL, check=False).returncode:

@@ -113,7 +113,10 @@ def command(
 
 
 def one_type(dst: Path, named: str | None, option: str | None) -> str:
-    """Return the type asked for, as TYPE or --type; UsageError for both or neither."""
+    """Return the type asked for, as TYPE or --type; UsageError for both or neither.
+
+    `named` is TYPE and `option` --type; `dst` shows whether a type was given in its place.
+    """
     from aprfmt.quantizing.mixture import SCHEMES, type_name
 
     if named is not None and option is not None:

@@ -257,7 +257,8 @@ def say_verdict(text: str, style: str) -> None:
 def first_rows(rows: Sequence[T], most: int, indent: str = "", what: str = "more") -> Iterator[T]:
     """Yield the first `most` rows of a list, and then print a line that says how many are left.
 
-    All rows are yielded in the form for agents, which shows a list only where it was asked for.
+    All rows are yielded in the form for agents, which shows a list only where it was asked for. The
+    line is `indent`, the number left, and `what`.
     """
     if output_format.answer_format() == "agent":
         most = len(rows)
@@ -316,7 +317,10 @@ def shape_text(shape: Sequence[int] | None) -> str:
 
 
 def progress_text(done: int, total: int, seconds: float, unit: str) -> str:
-    """Return ` 45 %, 1.3 GB of 3.0 GB, 250.0 MB/s, 7 s left`; sizes only if `unit` is "bytes"."""
+    """Return ` 45 %, 1.3 GB of 3.0 GB, 250.0 MB/s, 7 s left`; sizes only if `unit` is "bytes".
+
+    `done` and `total` are in `unit`.
+    """
     parts = [f"{100 * done // total if total else 100:3d} %"]
     rate = done / seconds if seconds > 0 else 0.0
     if unit == "bytes":

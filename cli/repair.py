@@ -44,7 +44,8 @@ def complete_file(
 ) -> int:
     """Repair a file from a good copy, print the ranges taken, and return exit code 0.
 
-    Bytes of the broken file that nothing proves are warned of.
+    Bytes of the broken file that nothing proves are warned of. `manifest` and `compare` are those
+    of `repair`.
     """
     from aprfmt.recovery import repair
 

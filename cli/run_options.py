@@ -178,7 +178,10 @@ def token_ids(model: "Model", tokens: TokenOptions) -> tuple[list[int], str | No
 
 
 def warn_of_bos(tokenizer: "Tokenizer", ids: list[int], what: str = "") -> None:
-    """Warn if the ids begin with two BOS tokens: one of the text, one added by the tokenizer."""
+    """Warn if the ids begin with two BOS tokens: one of the text, one added by the tokenizer.
+
+    `what` begins the warning.
+    """
     if ids[:2] == [tokenizer.bos_id] * 2:
         name = tokenizer.token(ids[0])
         render.warn(

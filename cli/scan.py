@@ -232,7 +232,10 @@ def command(
 
 
 def collect_roots(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:
-    """Return the roots of the command line and of --list; UsageError where there are none."""
+    """Return the roots of the command line and of --list; UsageError where there are none.
+
+    `listed` is the file of --list, a root a line; - is stdin.
+    """
     from aprfmt.model.hf_folder import read_text
 
     text = ""

@@ -47,7 +47,8 @@ def _column_widths(
 ) -> list[int]:
     """Return each column's width: its longest cell, or less for text where `room` is short.
 
-    A column of text is folded to FOLDED columns at least; numbers are never folded.
+    A column of text is folded to FOLDED columns at least; numbers are never folded. `alignment` has
+    an `r` for a column of numbers; `room` is the terminal's width.
     """
     widths = [
         max(1, *(Text(row[i]).cell_len for row in (headers, *rows))) for i in range(len(headers))

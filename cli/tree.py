@@ -50,7 +50,10 @@ def show(root: TreeNode, depth: int | None, title: str) -> None:
     stack: list[tuple[TreeNode, str, bool, int]] = []
 
     def push(node: TreeNode, indent: str, level: int) -> None:
-        """Put a node's children on the stack, sorted, the last at the bottom."""
+        """Put a node's children on the stack, sorted, the last at the bottom.
+
+        `indent` is what their lines begin with, `level` their depth.
+        """
         children = sorted(
             node["children"],
             key=lambda c: (len(c["name"]), c["name"]) if c["name"].isdigit() else (0, c["name"]),

@@ -192,7 +192,10 @@ def _possible_layouts(
 
 
 def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (scheme, encoder options) of the layouts that a file's packed weights may have."""
+    """Yield (scheme, encoder options) of the layouts that a file's packed weights may have.
+
+    `wanted` is the scheme that is named, or "".
+    """
     packed = {view.encoding: view for view in made.values() if view.parts}
     # The record stays when a file is converted again: it may be of an earlier layout.
     if wanted and scheme_of(wanted).dialect and scheme_of(wanted).base in packed:

@@ -208,7 +208,8 @@ def _difference_row(
 def _first_difference(made: Iterator[memoryview], held: LazyTensor) -> _Difference | None:
     """Return the first byte in which the made chunks differ from the stored tensor.
 
-    None where all are equal. A missing or additional byte is a difference.
+    None where all are equal. A missing or additional byte is a difference. `made` are the chunks of
+    bytes in order.
     """
     at, first = 0, None
     for chunk in made:
@@ -231,7 +232,7 @@ def _least_difference(
     """Return the smallest difference over all ways to encode the values; its byte is -1 for none.
 
     `searched` says that the encoding searches for its scales, so that the bytes depend on how sums
-    are rounded.
+    are rounded. `held` is the tensor of the file. `recipe` has the ways.
     """
     size = find_encoding(output.info.encoding).type_size
     importance = column_importances(output, recipe.options)

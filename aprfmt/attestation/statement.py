@@ -128,7 +128,7 @@ def _part_column(rows: Mapping[str, Any], part: str) -> dict[str, Any]:
 def _changed_keys(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each key that has another value, is new, or is missing now.
 
-    `what` begins the sentence.
+    `what` begins the sentence. `old` is the earlier statement's part, `new` the one of now.
     """
     for key in dict.fromkeys((*old, *new)):
         if key not in new:

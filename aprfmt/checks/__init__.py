@@ -73,7 +73,8 @@ def validate(
 def _unreadable(path: Path, error: FormatError, strict: bool, second_reader: bool) -> Validation:
     """Return the report on a file that cannot be opened: `layout` fails, the rest is NOT_RUN.
 
-    Raises `error` again for a file that is no model at all.
+    With `second_reader` that check is in the report too. Raises `error` again for a file that is no
+    model at all.
     """
     from aprfmt.checks.check_runner import error_finding, make_answer
 

@@ -60,6 +60,7 @@ def repeat_result(
     """Yield the result of a check of `validate` as one check of a gate, under another name.
 
     All its findings are joined in one line. Nothing is yielded for a check of other formats.
+    `check_name` is the check of `validate`, `name` what it is called in the gate.
     """
     row = next(row for row in CHECKS if row.name == check_name)
     if row.formats and context.model.format not in row.formats:

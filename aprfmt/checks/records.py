@@ -207,7 +207,10 @@ def pronounce_checks(
 def _without_answer(
     answers: Iterable[Answer], kind: str, asked: Collection[str]
 ) -> list[NotCompared]:
-    """Return the rows that were asked for and did not run, as items that were not compared."""
+    """Return the rows that were asked for and did not run, as items that were not compared.
+
+    `kind` is the kind of item, check or gate.
+    """
     why = "asked for and without an answer"
     return [
         NotCompared(kind, each.name, "unreadable", why)
@@ -379,7 +382,10 @@ def pronounce_report(
 
 
 def list_names(names: Sequence[str], most: int = LISTED) -> str:
-    """Return how many names there are and the first few, as text; "none" for none."""
+    """Return how many names there are and the first few, as text; "none" for none.
+
+    At most `most` names are listed.
+    """
     shown = ", ".join(names[:most])
     return f"{len(names)}: {shown}{', ...' if len(names) > most else ''}" if names else "none"
 

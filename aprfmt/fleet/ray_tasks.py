@@ -35,7 +35,8 @@ def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator
     """Yield the answers to all tasks, each asked by a Ray task that declares what it takes.
 
     `address` is that of a running cluster; "" joins one that runs here, or starts one. Models that
-    cannot be opened are asked nothing else. Raises BackendUnavailableError where Ray is not there.
+    cannot be opened are asked nothing else. `limits` are those of one question. Raises
+    BackendUnavailableError where Ray is not there.
     """
     ray = _joined(address)
     asked = ray.remote(num_cpus=1, memory=limits.memory, max_retries=RETRIES)(_unit)
@@ -74,7 +75,10 @@ def _units(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
 
 
 def _received(ray: Any, reference: Any, task: Task) -> list[AnswerLine]:
-    """Return the answers of a finished Ray task; an error row where Ray gave it up."""
+    """Return the answers of a finished Ray task; an error row where Ray gave it up.
+
+    `reference` is Ray's reference of the task's result.
+    """
     try:
         answers: list[AnswerLine] = ray.get(reference)
         return answers

@@ -227,7 +227,10 @@ def _unlisted(each: Unlisted) -> FleetModel:
 
 
 def _why(subject: FleetModel, met: Iterable[FleetModel | Unlisted]) -> str:
-    """Return why nothing could be read at the place that a placeholder stands for."""
+    """Return why nothing could be read at the place that a placeholder stands for.
+
+    `met` is what the search found.
+    """
     return next(
         each.why for each in met if isinstance(each, Unlisted) and each.place == subject.places[0]
     )
@@ -252,7 +255,10 @@ def _begun(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
 
 
 def _pairs(subjects: Sequence[FleetModel], gathered: _Gathered) -> Iterator[Task]:
-    """Yield the tasks about two models: whether the one derives from the other."""
+    """Yield the tasks about two models: whether the one derives from the other.
+
+    `gathered` has the summary that knows the pairs, and the answers that exist.
+    """
     by_identity = {each.identity: each for each in subjects}
     for pair in gathered.summary.pairs():
         subject, base = by_identity[pair.subject], by_identity[pair.base]

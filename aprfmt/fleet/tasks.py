@@ -37,7 +37,10 @@ class Task:
 def row_of(
     task: Task, name: str, said: QuestionAnswer | None, seconds: float = 0.0, why: str = ""
 ) -> Row:
-    """Return the row of an answer, or of an ERROR with the reason `why` where there is none."""
+    """Return the row of an answer, or of an ERROR with the reason `why` where there is none.
+
+    `said` is the answer, None where there is none.
+    """
     subject = task.subject
     row: Row = {
         "schema": SCHEMA,

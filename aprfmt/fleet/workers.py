@@ -187,7 +187,7 @@ class Workers:
     def _fill(self, waiting: "_Waiting") -> None:
         """Give tasks to the workers that have none, then to those that can take one more.
 
-        A worker is started only for a task.
+        A worker is started only for a task. `waiting` are the tasks that no worker has.
         """
         for worker in sorted(self._all, key=lambda each: len(each.tasks)):
             if worker.tasks and not self._ahead:

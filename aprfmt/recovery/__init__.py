@@ -138,7 +138,7 @@ def plan_repair(
 def _refuse_other(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -> None:
     """Raise UsageError if both headers are sound and most tensors differ: they are two models.
 
-    `wrong` are the ranges of the header that differ.
+    `wrong` are the ranges of the header that differ. `here` is the broken file, `there` the copy.
     """
     from aprfmt.recovery.evidence import tensors_of
 
@@ -185,7 +185,10 @@ def _stated(manifest: Path | None, copy: Path, broken: Path) -> Mapping[str, Any
 
 
 def _digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
-    """Return the SHA-256 that the whole file must have, "" where it is not known."""
+    """Return the SHA-256 that the whole file must have, "" where it is not known.
+
+    `there` is the copy, `stated` the file's row of a manifest or None.
+    """
     if stated is not None:
         return str(stated["sha256"])
     return there.sha256
@@ -196,7 +199,8 @@ def _write(
 ) -> str:
     """Write the repaired file, and return its SHA-256.
 
-    Raises Unrepaired, and writes nothing, where it is not `digest`.
+    `here` is the broken file, `there` the copy, `found` the ranges to take from it. Raises
+    Unrepaired, and writes nothing, where it is not `digest`.
     """
     total = hashlib.sha256()
     with FileSet(force=force) as files:

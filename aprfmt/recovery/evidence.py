@@ -41,7 +41,7 @@ def differing_pages(
 ) -> Iterator[Range]:
     """Yield the ranges of [start, stop) in which two files differ, to 4096 bytes.
 
-    `why` is the reason put into the ranges.
+    `why` is the reason put into the ranges. `here` is the broken file, `there` the copy.
     """
     for first in range(start, stop, _WINDOW):
         last = min(first + _WINDOW, stop)
@@ -58,7 +58,8 @@ def differing_pages(
 def differing_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> Iterator[Range]:
     """Yield the ranges of blocks whose digests are not those of a manifest.
 
-    `stated` has the block size and all digests, `size` is that of the good file.
+    `stated` has the block size and all digests, `size` is that of the good file. `here` is the
+    broken file.
     """
     step = stated["size"]
     for number, digest in enumerate(stated["sha256"]):
@@ -77,7 +78,8 @@ def check_tensor_digests(
 ) -> list[tuple[Range, bool]]:
     """Return (range, whether its digest is right) of every tensor that a manifest has.
 
-    The tensors lie where the copy's header says. One that ends beyond the file is left out.
+    The tensors lie where the copy's header says. One that ends beyond the file is left out. `here`
+    is the broken file, `there` the copy, `rows` are those of the manifest.
     """
     infos = tensors_of(there)
     found = []

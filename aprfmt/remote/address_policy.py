@@ -155,7 +155,10 @@ def is_host(text: str) -> bool:
 
 
 def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Return the IP addresses of a host, each once; raises OSError."""
+    """Return the IP addresses of a host, each once; raises OSError.
+
+    `port` is passed to the resolver only.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(row[4][0]) for row in found))
 

@@ -151,7 +151,10 @@ class BucketSite:
         return digest.hexdigest()
 
     def _refuse_changed(self, inner: str, now: FileFacts, facts: FileFacts) -> None:
-        """Raise RemoteError if the size or tag of an answer is not that of the first answer."""
+        """Raise RemoteError if the size or tag of an answer is not that of the first answer.
+
+        `now` are the facts of the answer, `facts` those of the first one.
+        """
         where = self._where(inner)
         if now.size != facts.size:
             raise changed_error(where, "its size", now.size, facts.size)

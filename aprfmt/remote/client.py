@@ -187,7 +187,8 @@ class Client:
     ) -> Response:
         """Return the answer to one request after all redirects.
 
-        A token is not sent to another server. Raises RemoteError for too many redirects.
+        A token is not sent to another server. `wanted` and `hashed` are those of `get`. Raises
+        RemoteError for too many redirects.
         """
         before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
@@ -213,7 +214,10 @@ class Client:
         raise RemoteError(f"{where}: is redirected more than {MAX_STEPS} times; check the address")
 
     def _body(self, reply: _Reply, url: str, wanted: Wanted, hashed: bool) -> Response:
-        """Return the answer with its body or digest, and release the connection."""
+        """Return the answer with its body or digest, and release the connection.
+
+        `wanted` and `hashed` are those of `get`.
+        """
         status = reply.response.status
         size = _drained(reply)
         if status not in _LATER:

@@ -55,7 +55,8 @@ def _bare(text: str) -> str:
 def _remember(known: dict[T, str], key: T, found: str, bare: str, what: str) -> None:
     """Store what an address said under a key; UsageError where another address said otherwise.
 
-    Both would be read as one file, and be equal. `what` names it in the message.
+    Both would be read as one file, and be equal. `what` names it in the message. `known` is the
+    table, `bare` the address without secrets.
     """
     if known.setdefault(key, found) != found:
         raise UsageError(

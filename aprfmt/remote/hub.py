@@ -92,7 +92,10 @@ def _settle(text: str) -> Sequence[str] | Path:
 
 
 def cached_snapshot(repository: str, revision: str) -> Path | None:
-    """Return the snapshot of a revision in the local hub cache, None where it has none."""
+    """Return the snapshot of a revision in the local hub cache, None where it has none.
+
+    `repository` is OWNER/NAME, `revision` a branch, tag or commit.
+    """
     folder = hub_cache() / ("models--" + repository.replace("/", "--"))
     commit = revision
     if not _COMMIT.fullmatch(revision):

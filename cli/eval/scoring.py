@@ -157,7 +157,7 @@ def finish(
 
     `body` is the JSON so far, `show` prints it, and `answer` returns its short form (None: `show`
     serves for both). `left` are arrays of a batch that nothing reads; they are named together with
-    what nothing reads of the model.
+    what nothing reads of the model. `run` is the run whose model is judged.
     """
     from aprfmt.base.outcome import Report
     from aprfmt.checks.records import pronounce_report

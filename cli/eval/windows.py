@@ -155,7 +155,10 @@ class WindowFacts(TypedDict):
 def windows_to_json(
     model: "Model", planned: "Planned", capacity: int, overlap: int, convention: str
 ) -> WindowFacts:
-    """Return how the texts were cut into windows, and the tokens put before windows, as JSON."""
+    """Return how the texts were cut into windows, and the tokens put before windows, as JSON.
+
+    `planned` are the samples with their windows; the sizes are those they were cut by.
+    """
     behind = [(sample, windows) for sample, windows in planned if sample.prefix]
     ids = list(behind[0][0].ids[: behind[0][0].prefix]) if behind else []
     return {

@@ -36,7 +36,10 @@ def inspect_facts(opened: Model, full: bool = False) -> "InspectBody":
 
 
 def _file(opened: Model, full: bool) -> "InspectBody":
-    """Return what the container itself says: sizes, encodings, metadata, its version."""
+    """Return what the container itself says: sizes, encodings, metadata, its version.
+
+    `full` gives metadata whole.
+    """
     from aprfmt.base.metadata_values import number_name, short_value
 
     census: Counter[str] = Counter()

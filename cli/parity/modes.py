@@ -55,7 +55,8 @@ def run_parity(
     """Compare the runs, or calibrate with them; print the result and return the exit code.
 
     `text` is the model, `base` the model before quantization, `calibrate` the file to write
-    tolerances to, `repeats` the sequences to calibrate with.
+    tolerances to, `repeats` the sequences to calibrate with. `asked` says what is compared,
+    `wanted` what is written of it.
     """
     from aprfmt.inference.device import parse_run
 
@@ -108,7 +109,7 @@ def prepare_runs(
 ) -> "tuple[Model, ParityRequest]":
     """Return (the open model, what to run on it); token ids are chosen where none are given.
 
-    `stack` closes the model.
+    `stack` closes the model. `asked` has the points, tolerances and options of the runs.
     """
     from aprfmt.inference.capture import point_instances, select_points
     from aprfmt.inference.parity.calibrate import load_calibration
@@ -154,7 +155,8 @@ def compare_runs(
 ) -> "Parity":
     """Run the model in each way and return the comparison with the first run.
 
-    `base` is the model before quantization, or None.
+    `base` is the model before quantization, or None. `choices` are the runs, the first of which is
+    the reference.
     """
     from aprfmt.inference.parity.between import compare_choices
     from aprfmt.model import open_model
@@ -167,7 +169,10 @@ def compare_runs(
 
 
 def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutputs) -> int:
-    """Write the page if asked, print the comparison, and return the exit code."""
+    """Write the page if asked, print the comparison, and return the exit code.
+
+    `body` is the JSON of the comparison `found`; `wanted` says what to write.
+    """
     from aprfmt.cli.parity.page import render_page
 
     add_page(body, wanted.html, wanted.force, lambda: render_page(body))
@@ -226,7 +231,8 @@ def calibrate_tolerances(
 ) -> int:
     """Measure tolerances and write them to `path`; return 1 where a point is beyond any excuse.
 
-    Nothing is written then: a tolerance may not excuse such a difference.
+    Nothing is written then: a tolerance may not excuse such a difference. `repeats` is the number
+    of sequences: the ids, rotated.
     """
     from aprfmt.inference.parity.calibrate import calibrate_tolerances, save_calibration
 

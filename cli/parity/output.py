@@ -25,7 +25,10 @@ def show_chosen(ids: Sequence[int]) -> None:
 
 
 def answer(found: "Parity", bundle: object) -> "list[Line]":
-    """Return the short answer as (text, style) lines: each run's verdict, then the next command."""
+    """Return the short answer as (text, style) lines: each run's verdict, then the next command.
+
+    `bundle` describes the reproduction that was written, or is None.
+    """
     lines: list[Line] = []
     commands = []
     for pair in found.pairs:
@@ -194,7 +197,10 @@ def show_operation(operation: "Operation") -> None:
 
 
 def show_distance(distance: "RunDistance", name: str) -> None:
-    """Print how far a run is from the arbiter, or from the weights before quantization."""
+    """Print how far a run is from the arbiter, or from the weights before quantization.
+
+    `name` is what the run is called.
+    """
     known = {key: value for key, value in distance.rel_l2.items() if value == value}
     key = max(known, key=known.__getitem__, default="")
     loss = "" if distance.ce is None else f", loss {distance.ce:+.3g} nats"

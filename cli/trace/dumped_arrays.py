@@ -93,7 +93,10 @@ def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
 
 
 def _left_out(given: "NameMap", name: str) -> dict[str, str | None]:
-    """Return {"key": None} of an array that is no point, with "why" where the reason is known."""
+    """Return {"key": None} of an array that is no point, with "why" where the reason is known.
+
+    `given` is the mapping.
+    """
     why = given.reasons.get(name)
     return {"key": None} if why is None else {"key": None, "why": why}
 
@@ -105,7 +108,10 @@ def _nothing_mapped(
     written: Path | None,
     reasons: Mapping[str, str],
 ) -> FormatError:
-    """Return the error for arrays of which none is a point; an empty trace would say nothing."""
+    """Return the error for arrays of which none is a point; an empty trace would say nothing.
+
+    `written` is the mapping file that was written, `reasons` say why arrays are no points.
+    """
     named = [
         f"{shorten(name, 60)} {list(shape)}" + (f" ({reasons[name]})" if name in reasons else "")
         for name, shape in sorted(captures.shapes.items(), key=lambda row: row[0] not in reasons)

@@ -33,7 +33,8 @@ def run_trace(
 ) -> int:
     """Run `aprfmt trace` in the way the options ask for, and return the exit code.
 
-    Raises UsageError for options of two ways at once.
+    `loaded` is the trace of --load, `asked` what to record, `wanted` what to make of it, `dumped`
+    arrays to map. Raises UsageError for options of two ways at once.
     """
     if wanted.same_dtype is not None and wanted.reference is None:
         raise UsageError("--same-dtype goes with --reference, a float32 run")
@@ -109,7 +110,8 @@ def show_points(
 ) -> int:
     """Print the capture points of a model without running it, and return exit code 0.
 
-    `details` adds what each point means. Raises UsageError for options that need a run.
+    `details` adds what each point means. `asked` selects points and layers, `wanted` are the
+    outputs that need a run. Raises UsageError for options that need a run.
     """
     from aprfmt.cli.trace import output, point_selection
 
@@ -131,7 +133,10 @@ def show_run(
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:
-    """Run a model, print or save its capture points, and return the exit code."""
+    """Run a model, print or save its capture points, and return the exit code.
+
+    `asked` says what to record, `wanted` what to make of it.
+    """
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.identity import trace_identity
     from aprfmt.inference.trace import parse_positions
@@ -173,7 +178,8 @@ def show_saved(
     """Print a saved trace, compared with --reference if given, and return the exit code.
 
     `text` is the model it was made from, or None: with it other engines' files are read completely.
-    Saving such a trace again writes it in aprfmt's format.
+    Saving such a trace again writes it in aprfmt's format. `asked` selects points and layers,
+    `wanted` says what to make of the trace.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.engines.opening import open_trace
@@ -207,7 +213,10 @@ def show_mapped(
     wanted: TraceOutputs,
     asked: TraceRequest,
 ) -> int:
-    """Print dumped arrays as a trace, with the point each was mapped to; return the exit code."""
+    """Print dumped arrays as a trace, with the point each was mapped to; return the exit code.
+
+    `asked` selects points and layers, `wanted` says what to make of the trace.
+    """
     from aprfmt.cli.trace import output, page, point_selection, recording
 
     with ExitStack() as stack:
@@ -269,7 +278,8 @@ def finish_trace(
     """Save, print, compare and draw a trace as asked, and return the exit code.
 
     `body` is the JSON, `against` returns the comparison. `failed` is 1 where the trace itself is
-    already known to be wrong.
+    already known to be wrong. `wanted` says what to make of the trace; `histograms` are for its
+    page.
     """
     from aprfmt.cli.html_page import add_page
     from aprfmt.cli.trace import output, reference

@@ -107,7 +107,8 @@ def render_page(
 ) -> str:
     """Return the HTML page of a trace; `body` is what `--json` prints.
 
-    `difference` is the comparison with a reference, or None.
+    `difference` is the comparison with a reference, or None. `histograms` are those of the recorded
+    values.
     """
     points = {} if difference is None else {point.key: point for point in difference.points}
     cells = []
@@ -166,7 +167,10 @@ def render_page(
 
 
 def _next(trace: Trace, reference: Mapping[str, Value] | None) -> str | None:
-    """Return the command that finds the cause of a difference; None without a model's name."""
+    """Return the command that finds the cause of a difference; None without a model's name.
+
+    `reference` is the JSON of the comparison, or None.
+    """
     name = trace.run.get("model") or trace.run.get("path")
     if reference is None or name is None:
         return None

@@ -61,7 +61,8 @@ def keys_to_record(
     """Return the keys of the capture points to record, in execution order.
 
     `known` is {key: point} of the model. Without `points` they are those of apr's slots, of the
-    model's ends, and of a draft head. `aprt` adds the points of the APRT format's stages.
+    model's ends, and of a draft head. `aprt` adds the points of the APRT format's stages. `layers`
+    is a list such as `0,3-5`, None for all.
     """
     if points is not None:
         names = set(capture.select_points(points.split(",")))
@@ -93,7 +94,8 @@ def plan_points(
 ) -> dict[str, object]:
     """Return the JSON of a model's capture points, without running it.
 
-    There are no statistics in it. `draft` takes the model's draft head.
+    There are no statistics in it. `draft` takes the model's draft head. `points` and `layers`
+    select by name and number, None for all.
     """
     path = where.request(text).model  # a run that is not known is refused here too
     with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:

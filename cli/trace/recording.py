@@ -32,7 +32,8 @@ def open_runner(
 ) -> Run:
     """Return MODEL[@RUN] opened on a backend or an engine; `stack` closes it.
 
-    `engine` is that of --engine. Raises UsageError where the run is named twice.
+    `engine` is that of --engine. With `draft` it is the model's draft head. Raises UsageError where
+    the run is named twice.
     """
     if engine is not None:
         if model_and_run(text)[1] or where.backend:
@@ -161,7 +162,8 @@ def compare_with_reference(
 
     `saved` is what check_reference returned, `asked` what was recorded `here`. Of `where` the other
     run takes threads, memory and determinism; its backend, device and dtype are those of its
-    MODEL@RUN. For a page each token position is compared too.
+    MODEL@RUN. For a page each token position is compared too. `wanted` has the reference and
+    whether a page is written.
     """
     with ExitStack() as stack:
         other, same, moe = saved, None, uses_experts(here.model)
@@ -179,7 +181,10 @@ def compare_with_reference(
 def _run_again(
     text: str, asked: RunRequest, here: Run, where: run_options.WhereOptions, stack: ExitStack
 ) -> tuple[Trace, bool]:
-    """Return (trace of MODEL[@RUN] on the tokens asked for, whether it chooses experts)."""
+    """Return (trace of MODEL[@RUN] on the tokens asked for, whether it chooses experts).
+
+    `here` is this side's run, `where` its options.
+    """
     assert asked.wanted is not None
     there = open_runner(text, None, where.elsewhere(), stack, here.request.draft)
     keys = [key for key in asked.wanted if key in there.points]

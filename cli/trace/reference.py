@@ -16,7 +16,10 @@ SHOWN = 12  # points beyond tolerance, unless all points are asked for
 
 
 def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
-    """Print the verdict, then the points beyond tolerance, or `every` point."""
+    """Print the verdict, then the points beyond tolerance, or `every` point.
+
+    `reference` is the other side's name.
+    """
     render.say(f"against {reference}", style="head")
     text, style = reference_verdict(difference)
     render.say(text, style=style)
@@ -57,7 +60,10 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
 
 
 def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list[Line]":
-    """Return the short answer as (text, style) lines: verdict, points beyond, next command."""
+    """Return the short answer as (text, style) lines: verdict, points beyond, next command.
+
+    `reference` is the other side's name, `model` this side's model.
+    """
     text, style = reference_verdict(difference)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     if difference.first_token is not None:

@@ -271,7 +271,8 @@ class _Comparison:
     def _same_bytes(self, info: TensorInfo, row: Mapping[str, Any]) -> bool:
         """Return whether the library's digest and size are those of the stored bytes.
 
-        A difference is recorded. Raises where the file has changed meanwhile.
+        A difference is recorded. `info` is aprfmt's tensor, `row` the library's. Raises where the
+        file has changed meanwhile.
         """
         file, stop = self._shard.file, info.offset + info.nbytes
         found = sha256(file.windows(info.offset, stop))
@@ -351,7 +352,7 @@ def header_entries(kind: str, shard: Shard[Any]) -> dict[str, tuple[_Stored, int
     """Return {tensor name: (its header entry, how often the header has it)}.
 
     It is read by the format's text alone. Layout sources: the format section of safetensors'
-    README; `gguf_tensor_info_t` of ggml's page on GGUF.
+    README; `gguf_tensor_info_t` of ggml's page on GGUF. `kind` is the format, gguf or safetensors.
     """
     found: dict[str, tuple[_Stored, int]] = {}
     for name, stored in (_gguf_entries if kind == "gguf" else _safetensors_entries)(shard):
@@ -392,8 +393,8 @@ def _safetensors_entries(shard: Shard[Any]) -> Iterator[tuple[str, _Stored]]:
 def _rows_of_child(kind: str, file: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the rows that the library's process sends about a file.
 
-    The process is killed when the generator ends, or after its time. Raises NotRun where it cannot
-    start.
+    The process is killed when the generator ends, or after its time. `kind` is the format. Raises
+    NotRun where it cannot start.
     """
     seconds = _CPU_SECONDS + file.size // _BYTES_A_SECOND
     request = {

@@ -100,7 +100,10 @@ def read_safetensors(path: str) -> Iterator[Row]:
 
 
 def _hashed(file: Any, name: str, part: Any) -> Row:
-    """Return {nbytes, offset, sha256} of a tensor's bytes, read a band of rows at a time."""
+    """Return {nbytes, offset, sha256} of a tensor's bytes, read a band of rows at a time.
+
+    `part` is the tensor `name` of the open `file` as a slice.
+    """
     import numpy as np
 
     shape = part.get_shape()
@@ -121,7 +124,8 @@ READERS = {"gguf": read_gguf, "safetensors": read_safetensors}
 def answers(kind: str, path: str, memory: int) -> Iterator[Row]:
     """Yield every answer to a request, as JSON objects.
 
-    `memory` is the process's limit in bytes, for the message.
+    `memory` is the process's limit in bytes, for the message. `kind` is the format, which is also
+    the library's name.
     """
     from importlib.metadata import version
 

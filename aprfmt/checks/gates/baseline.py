@@ -24,7 +24,8 @@ def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterab
     """Yield a check for each gate of a baseline, and for each number of the gates that ran.
 
     A gate that passed before and is missing, or passes no more, is a FAIL. A gate that was not
-    asked for this time is NOT_RUN. `before` is {gate: its outcome and measures}.
+    asked for this time is NOT_RUN. `before` is {gate: its outcome and measures}. `now` are the
+    answers of this run.
     """
     results = {gate.name: gate for gate in now}
     for name, old in before.items():

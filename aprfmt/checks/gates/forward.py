@@ -116,7 +116,7 @@ def judge_loss(
     """Return the checks of one text's loss; a golden loss replaces the bound on good losses.
 
     `shifts` are the losses against the token itself, the next, and the one after. `allowed` is in
-    nats.
+    nats. `kind` says whether the model is trained or random.
     """
     checks = assess_loss(found, kind, text.name)
     if text.nats is not None and found.tokens:

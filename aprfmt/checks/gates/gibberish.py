@@ -64,7 +64,7 @@ def _repeats(text: str) -> str:
 def _repeated_tokens(ids: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> str:
     """Return a sentence on tokens that are three times in a row; "" without such.
 
-    A loop has up to a quarter of all tokens.
+    A loop has up to a quarter of all tokens. `spelled` returns the text of tokens.
     """
     row = tuple(ids)
     for start, size, times in _loops(row, 1, int(len(row) * GIBBERISH.longest)):
@@ -80,7 +80,7 @@ def _loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, 
 
     A run of equal places one fragment apart, long enough for three copies, covers a fragment that
     begins at a multiple of its size. Only those are tried, so that a text of n items takes about n
-    log n steps.
+    log n steps. A fragment has `low` to `high` items.
     """
     for size in range(low, min(high, len(row) // GIBBERISH.times) + 1):
         seen = 0  # the end of the last run that was measured

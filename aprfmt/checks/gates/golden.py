@@ -193,7 +193,10 @@ def _text(row: Mapping[str, Any], path: Path) -> GoldenText:
 
 
 def _value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
-    """Return row[key], None where it is missing; FormatError for another type or a huge number."""
+    """Return row[key], None where it is missing; FormatError for another type or a huge number.
+
+    `kind` is a type or a tuple of types.
+    """
     value = row.get(key)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         words = {int: "a whole number", str: "text"}

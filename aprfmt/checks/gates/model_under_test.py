@@ -121,7 +121,8 @@ class ModelUnderTest(CheckContext):
     def open_session(self, model: Model, choice: DeviceChoice | None = None) -> Session:
         """Return a new session with its own backend, which the caller closes (a context manager).
 
-        Raises NotRun for an encoder, which predicts no tokens.
+        `choice` is the device, by default the one that all gates use. Raises NotRun for an encoder,
+        which predicts no tokens.
         """
         try:
             check_predicts(model.spec, model.path)

@@ -101,7 +101,10 @@ def _same(subject: ModelUnderTest, mine: _Run, copy: Model, name: str) -> Iterat
 def _tensors(
     report: DiffReport, name: str, fine: Collection[str], expected: str, todo: str
 ) -> Check:
-    """Return the check that every tensor's verdict is one of `fine`; other fields do not count."""
+    """Return the check that every tensor's verdict is one of `fine`; other fields do not count.
+
+    `expected` and `todo` are texts of the check.
+    """
     wrong = [t.key for t in report.worst() if t.verdict not in fine]
     said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
     return check(
@@ -127,7 +130,10 @@ def _facts(report: DiffReport, name: str) -> Check:
 
 
 def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
-    """Yield the checks that two passes have equal bits at every point, and equal logits."""
+    """Yield the checks that two passes have equal bits at every point, and equal logits.
+
+    `mine` is the pass of the model under test, `theirs` the copy's.
+    """
     wrong = [key for key, digest in mine.hashes.items() if theirs.hashes.get(key) != digest]
     yield check(
         f"{name}-points",
@@ -150,7 +156,10 @@ def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
 
 
 def _against(subject: ModelUnderTest, mine: _Run, other: Model) -> Iterator[Check]:
-    """Yield the checks that the copy of --against is equal, or the same in a coarser encoding."""
+    """Yield the checks that the copy of --against is equal, or the same in a coarser encoding.
+
+    `mine` is the pass of the model under test.
+    """
     report = diff_models(subject.model, other, explain=False)
     yield _facts(report, "against")
     yield _tensors(
@@ -172,7 +181,8 @@ def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
     """Return the check that a coarser encoding costs no more loss than it may.
 
     The difference is no rounding of a run, so no tolerance of runs applies. `labels` are the tokens
-    after each row.
+    after each row. `mine` and `theirs` are logits [tokens, vocab] of the model under test and of
+    the copy.
     """
     expected = f"at most {tolerances.MAX_CE_LOSSY} nats apart"
     odd = count_nonfinite(mine, theirs)
@@ -196,7 +206,10 @@ def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
 
 
 def _loss(logits: Numbers, labels: list[int]) -> float:
-    """Return the mean cross entropy in nats of logits [tokens, vocab] without the last row."""
+    """Return the mean cross entropy in nats of logits [tokens, vocab] without the last row.
+
+    `labels` are the tokens after each row.
+    """
     return float(np.mean(cross_entropy(logits[:-1], labels)))
 
 
@@ -232,7 +245,10 @@ def check_device_parity(subject: ModelUnderTest) -> Result:
 def _pair(
     subject: ModelUnderTest, other: Session, choice: DeviceChoice
 ) -> tuple[list[Check], Measure]:
-    """Return (the checks of one device against the model's own, the distance of their logits)."""
+    """Return (the checks of one device against the model's own, the distance of their logits).
+
+    `other` is a session on the device `choice`.
+    """
     ids = subject.probe
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
@@ -259,7 +275,8 @@ def _logits(
     """Return (checks of logits `a` against the reference `b`, their relative L2).
 
     NaN or infinity has no distance and no loss. It fails by its place, even where both sides have
-    it alike, and the other checks are NOT_RUN.
+    it alike, and the other checks are NOT_RUN. `labels` are the tokens after each row, `bound` is
+    the tolerance, `other` names the reference.
     """
     within = f"at most {bound.rel_l2:g} ({bound.reason})"
     odd = count_nonfinite(a, b)
@@ -301,7 +318,10 @@ def _logits(
 
 
 def _flips(a: Numbers, b: Numbers) -> list[int]:
-    """Return the rows whose likeliest tokens differ by more than the rows' own difference."""
+    """Return the rows whose likeliest tokens differ by more than the rows' own difference.
+
+    `a` and `b` are logits [tokens, vocab].
+    """
     rows = []
     for at, (x, y) in enumerate(zip(a, b, strict=True)):
         slack = 2 * float(np.max(np.abs(x - y)))
@@ -317,7 +337,8 @@ def _first_point(
 ) -> str | None:
     """Return the first capture point beyond its tolerance, None where there is none.
 
-    For a value that is not finite on one side, its index, count and values are added.
+    For a value that is not finite on one side, its index, count and values are added. `mine` and
+    `theirs` are sessions, `other` names the second; `moe` says that the model has experts.
     """
     traces = []
     for session in (mine, theirs):
