@@ -82,16 +82,15 @@ def hash(
 def open(
     path: "Path | str", *, arch: str | None = None, allow_missing: Sequence[str] = ()
 ) -> "Model":
-    """Open a model file, a shard index, a Hugging Face folder, or `org/name` in the hub cache.
+    """Return an open model: of a file, a shard index, a Hugging Face folder or a hub cache entry.
 
-    Or an address: `hf://owner/name`, `https://`, `s3://` (docs/reference/addresses.md).
-
-    The result is a context manager and a mapping from the file's own tensor names to tensors with
-    `.name .shape .encoding .nbytes .offset`, `.raw()` (a read-only view of the stored bytes) and
-    `.numpy()` (decoded, row-major); it has `.metadata`, `.config` and `.tokenizer`.
-    `allow_missing` are patterns of required tensors: the model may be run without them.
-    Raises aprfmt.errors.FormatError if the file is not a valid model file, UsageError if a folder
-    holds several models and does not say which one to open.
+    Or of an address: `hf://owner/name`, `https://`, `s3://` (docs/reference/addresses.md). A hub
+    cache entry is named `org/name`. The result is a context manager and a mapping from the file's
+    own tensor names to tensors with `.name .shape .encoding .nbytes .offset`, `.raw()` (a read-only
+    view of the stored bytes) and `.numpy()` (decoded, row-major); it has `.metadata`, `.config` and
+    `.tokenizer`. `allow_missing` are patterns of required tensors: the model may be run without
+    them. Raises aprfmt.errors.FormatError if the file is not a valid model file, UsageError if a
+    folder holds several models and does not say which one to open.
     """
     from aprfmt.model import open_model
 
@@ -125,10 +124,11 @@ def diagnose(
     ids: Sequence[int] | None = None,
     arch: str | None = None,
 ) -> "Diagnosis":
-    """Find where two models, runs (`MODEL@torch:cpu:bfloat16`) or saved traces differ, and why.
+    """Return where two models, runs or saved traces differ, and why.
 
-    `model` is the model that saved traces were made with. `ids` are the token ids both sides are
-    run on; without them aprfmt chooses some.
+    A run is `MODEL@torch:cpu:bfloat16`. `model` is the model that saved traces were made with.
+    `ids` are the token ids both sides are run on; without them aprfmt chooses some.
+
     The result has `.verdict`, `.cause`, `.findings`, `.sentence` and `.to_json()`. Raises
     UsageError if a path does not exist, FormatError if a file is damaged.
     """
@@ -156,14 +156,15 @@ def parity(
     arbiter: bool = False, arch: str | None = None, allow_missing: Sequence[str] = (),
     threads: int | None = None, memory: int | None = None, deterministic: bool = False,
 ) -> "Parity":  # fmt: skip
-    """Compare runs of one model at every capture point; the first run is the reference.
+    """Compare runs of one model at every capture point, and return the distances and verdicts.
 
-    `between` are runs as the command line spells them: `cpu`, `torch:cpu:bfloat16`, `cuda`,
-    `transformers`, `llama.cpp`. Without prompt, ids and chat aprfmt chooses token ids. `base` is
-    the model before quantization. `arbiter` runs numpy in float64 too. The result has `.verdict`,
-    `.exit_code`, `.pairs` and `.to_json()`. `threads`, `memory` and `deterministic` are as in
-    `RunOptions`; `allow_missing` are patterns of required tensors that may be missing. Raises
-    UsageError for fewer than two runs, BackendUnavailableError for a run that is not possible here.
+    The first run is the reference. `between` are runs as the command line spells them: `cpu`,
+    `torch:cpu:bfloat16`, `cuda`, `transformers`, `llama.cpp`. Without prompt, ids and chat aprfmt
+    chooses token ids. `base` is the model before quantization. `arbiter` runs numpy in float64 too.
+    The result has `.verdict`, `.exit_code`, `.pairs` and `.to_json()`. `threads`, `memory` and
+    `deterministic` are as in `RunOptions`; `allow_missing` are patterns of required tensors that
+    may be missing. Raises UsageError for fewer than two runs, BackendUnavailableError for a run
+    that is not possible here.
     """
     from aprfmt.api import parity as run
 
@@ -174,7 +175,7 @@ def parity(
 
 
 def qa(model: "Path | str", **options: "Unpack[QaOptions]") -> "QaReport":
-    """Put a model through the gates: PASS, FAIL or NOT_RUN for each.
+    """Put a model through the gates, and return a report: PASS, FAIL or NOT_RUN for each.
 
     `options` are `only`, `skip`, `min_run` and the fields of
     aprfmt.checks.gates.model_under_test.QaRequest. The result has `.outcome`, `.exit_code`,
@@ -189,13 +190,12 @@ def repair(
     broken: "Path | str", source: "Path | str", output: "Path | str", *,
     manifest: "Path | str | None" = None, compare: bool = False, force: bool = False,
 ) -> "Repair":  # fmt: skip
-    """Write `output`: `broken`, with what is missing or wrong taken from `source`.
+    """Write `output`, which is `broken` with bad bytes taken from `source`; return what was taken.
 
     `source` is a good copy here or at an address, of which only the needed ranges are fetched.
     `manifest` is what `aprfmt hash --write` wrote of the good file. `compare` reads all of
-    `source`. The result has `.size`, `.taken`, `.ranges`, `.unproven`, `.proof` and
-    `.to_json()`. Raises UsageError where the files are not of one model, or where nothing says
-    what is wrong.
+    `source`. The result has `.size`, `.taken`, `.ranges`, `.unproven`, `.proof` and `.to_json()`.
+    Raises UsageError where the files are not of one model, or where nothing says what is wrong.
     """
     from aprfmt.api import repair_file
 
@@ -227,7 +227,7 @@ def scan(
     roots: "Path | str | Sequence[Path | str]", out: "Path | str", *, checks: Sequence[str] = (),
     jobs: int = 1, families: bool = True,
 ) -> "ScanReport":  # fmt: skip
-    """Check every model under some roots and write one row for every question of every model.
+    """Check every model under some roots, write a row for every question; return a report.
 
     `out` is a .jsonl or .parquet file. What it holds already is not asked again. `checks` names
     single questions, `jobs` are processes, and `families` looks for models that derive from others.
@@ -242,7 +242,7 @@ def set(
     model: "Path | str", output: "Path | str", values: Mapping[str, Any], *,
     remove: Sequence[str] = (), force: bool = False, verify: bool = True,
 ) -> "ConversionReport":  # fmt: skip
-    """Write a copy of a model with other metadata; the tensors stay as they are.
+    """Write a copy of a model with other metadata and the same tensors; return a report.
 
     A key keeps the type it has in the file; `KEY:TYPE` gives a GGUF key another one. Of a Hugging
     Face folder the value changes where readers take it from, and `FILE:KEY` names a file. `remove`
@@ -300,10 +300,11 @@ def validate(
     strict: bool = False,
     allow_missing: Sequence[str] = (),
 ) -> "Validation":
-    """Check every byte of a model; the result has `.outcome`, `.checks` and `.findings`.
+    """Check every byte of a model, and return a report of all checks.
 
-    `strict` makes warnings failures; `allow_missing` are patterns of required tensors whose absence
-    is a warning only. Raises FormatError for a file that cannot be opened.
+    The result has `.outcome`, `.checks` and `.findings`. `strict` makes warnings failures;
+    `allow_missing` are patterns of required tensors whose absence is a warning only. Raises
+    FormatError for a file that cannot be opened.
     """
     from aprfmt.checks import validate as run
 

@@ -1,4 +1,4 @@
-"""How every command that converts does it: the way by its options, the warnings, the report."""
+"""Runs a conversion for every command that converts: picks the function, warns, and reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

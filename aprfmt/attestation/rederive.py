@@ -107,7 +107,7 @@ def _outputs_by_weight(recipe: Recipe) -> dict[str, list[Output]]:
 def _attest_weight(
     key: str, outputs: Sequence[Output], stored: Mapping[str, LazyTensor], recipe: Recipe
 ) -> TensorAttestation:
-    """Return whether a weight's stored tensors are what a recipe gives: the worst of their rows.
+    """Return the row of a weight, which has the worst state of its stored tensors.
 
     `stored` is {name: tensor} of the file, `outputs` are the planned tensors of the weight.
     """
@@ -139,7 +139,7 @@ def _attest_weight(
 def _attest_tensor(
     output: Output, held: LazyTensor, base: TensorAttestation, recipe: Recipe
 ) -> TensorAttestation:
-    """Return whether one stored tensor is what the plan gives, as a copy of the row `base`.
+    """Return the row `base` with the state of one stored tensor: whether the plan gives its bytes.
 
     `held` is the tensor of the file.
     """
