@@ -228,9 +228,7 @@ class PathOrAddress(NamedPath):
 
 
 def model(name: str = "model") -> Callable[[F], F]:
-    """Return the MODEL argument: a file, a folder, org/name in the local hub cache, or an
-    address.
-    """
+    """Return the MODEL argument: a file, a folder, org/name in the hub cache, or an address."""
     return click.argument(name, type=PathOrAddress())
 
 
