@@ -15,7 +15,10 @@ class ArchRow(NamedTuple):
 
 
 def _row(hf: str, gguf: str, apr: str = "", module: str = "") -> ArchRow:
-    """Return a row; `gguf` is "" where there is no such file, `apr` where it is the model type."""
+    """Return the names of an architecture; arguments are names separated by spaces.
+
+    `gguf` is "" where GGUF has no such model, `apr` "" where it is the model type.
+    """
     names = {"hf": hf, "gguf": gguf, "apr": apr or hf.split()[0]}
     return ArchRow({style: tuple(text.split()) for style, text in names.items() if text}, module)
 

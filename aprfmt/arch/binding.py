@@ -47,7 +47,7 @@ class BoundNames:
 
 
 class Order:
-    """Execution order: the embedding, the layers, the rest; inside, as in the tensor table."""
+    """Execution order of role keys: the embedding, the layers, the rest; inside as in the table."""
 
     def __init__(self, spec: ArchSpec) -> None:
         self._rank = {rule.role: i for i, rule in enumerate(spec.tensors)}
@@ -55,7 +55,7 @@ class Order:
         self._first = layered[0] if layered else 0
 
     def __call__(self, key: str) -> tuple[int, int, int]:
-        """Return a role key's place, to sort by."""
+        """Return the sort key of a role key: (phase, layer, place in the tensor table)."""
         layer, role = split_key(key)
         rank = self._rank.get(role, len(self._rank))
         phase = 1 if layer is not None else 0 if rank < self._first else 2
@@ -63,9 +63,9 @@ class Order:
 
 
 def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
-    """Sort stored names into the groups of a style.
+    """Return stored names sorted into the groups of a style.
 
-    All bindings are tried; if two of them offer a role, the earlier one gets it and the names of
+    All bindings are tried. If two of them offer a role, the earlier one gets it and the names of
     the later one stay unbound. Raises ArchError if two names mean the same tensor.
     """
     bindings = (*spec.bindings.get(style, ()), *more_bindings(spec, style))
@@ -117,7 +117,10 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
 def _stored_names(
     binding: Binding, layer: int | None, found: Mapping[int, Mapping[int, str]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the stored names of a group in order, and the first few missing ones."""
+    """Return (stored names of a group in order, the first few missing names).
+
+    `found` maps the template's number to {expert number: stored name}.
+    """
     stored: list[str] = []
     lacking: list[str] = []
     there = sorted({element for names in found.values() for element in names})
@@ -173,7 +176,7 @@ def bind_packed(bound: BoundNames, packed: Set[str]) -> BoundNames:
 
 
 def packed_binding(binding: Binding) -> Binding:
-    """Return the binding for packed weights, which are stored as [out, in]."""
+    """Return the binding without transposition, as packed weights are stored as [out, in]."""
     steps = tuple(step for step in binding.steps if not isinstance(step, Transposed))
     return replace(binding, steps=steps)
 
@@ -207,7 +210,7 @@ def logical_shapes(
 def groups_for(
     spec: ArchSpec, style: str, roles: Collection[str], hp: Mapping[str, Value]
 ) -> list[BoundGroup]:
-    """Return the stored tensors that hold these role keys in a style, in execution order.
+    """Return the stored tensors that contain these role keys in a style, in execution order.
 
     Each role goes to the first binding whose roles are all in `roles`. Raises ArchError listing
     the roles that have no name in this style.
@@ -245,6 +248,7 @@ def groups_for(
 
 
 def _written_names(binding: Binding, layer: int | None, hp: Mapping[str, Value]) -> tuple[str, ...]:
+    """Return the stored names that a binding at one layer is written with, in order."""
     names: list[str] = []
     for template in binding.stored:
         elements = _elements(binding, hp) if "{E}" in template else (0,)

@@ -31,7 +31,7 @@ def identity_moves(shapes: Shapes) -> Moves:
 def to_logical(
     steps: Sequence[LayoutStep], stored: Sequence[Array], hp: Mapping[str, Value]
 ) -> Sequence[Array]:
-    """Return arrays of stored tensors as logical ones: the steps undone in their order."""
+    """Return the logical arrays of stored ones: the steps undone, the first one first."""
     arrays = stored
     for step in steps:
         arrays = step.undo(arrays, hp)
@@ -41,7 +41,7 @@ def to_logical(
 def to_stored(
     steps: Sequence[LayoutStep], logical: Sequence[Array], hp: Mapping[str, Value]
 ) -> Sequence[Array]:
-    """Return logical arrays as they are stored: the steps applied, the last one first."""
+    """Return the stored arrays of logical ones: the steps applied, the last one first."""
     arrays = logical
     for step in reversed(steps):
         arrays = step.apply(arrays, hp)
@@ -51,10 +51,11 @@ def to_stored(
 def chain_steps(
     steps: Sequence[LayoutStep], before: Sequence[Shapes], hp: Mapping[str, Value], back: bool
 ) -> Chain | None:
-    """Return the moves of a chain of steps, or those `back`; None where a step has to decode.
+    """Return the moves from stored to logical tensors of a chain of steps, or None.
 
-    `before` are the shapes of each step's inputs, at least of the first one's. What equal layers
-    ask again is known. Callers change nothing of what they get.
+    With `back`, those from logical to stored. None if a step cannot be expressed as moves: then the
+    arrays have to be decoded. `before` are the shapes of each step's inputs, at least of the first
+    one's. Results are cached, as many layers are equal: callers must not change them.
     """
     if not steps:
         return identity_moves(before[0])
@@ -78,13 +79,14 @@ def chain_steps(
 
 
 def _columns(moves: Sequence[Move]) -> Columns[Move]:
+    """Return moves as columns of numbers, which take less memory than objects."""
     return Columns.of(Move, [(move.source, move.start, move.count) for move in moves])
 
 
 def _key(
     steps: Sequence[LayoutStep], before: Sequence[Shapes], hp: Mapping[str, Value], back: bool
 ) -> object:
-    """Return what two equal chains share; None where a step of another package cannot say it."""
+    """Return the cache key of a chain; None where a step of another package is not hashable."""
     key = (*steps, *(tuple(map(tuple, each)) for each in before), repr(dict(hp)), back)
     try:
         hash(key)
@@ -108,7 +110,7 @@ def merge_moves(moves: Sequence[Move]) -> list[Move]:
 
 
 def compose_moves(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move]]) -> Moves:
-    """Chain two steps: `outer` reads the outputs of `inner`, the result reads its inputs.
+    """Return the moves of two steps in sequence: from `inner`'s inputs to `outer`'s outputs.
 
     Raises ArchError if `outer` reads beyond the end of an output of `inner`.
     """
@@ -120,7 +122,10 @@ def compose_moves(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move
 
 
 def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -> list[Move]:
-    """Return the runs of `inner`'s inputs that make up one run of its outputs."""
+    """Return the runs of `inner`'s inputs that make up one run of its outputs.
+
+    `ends` are the running totals of the elements of each output of `inner`.
+    """
     total = ends[move.source][-1] if move.source < len(ends) and ends[move.source] else 0
     if move.start < 0 or move.start + move.count > total:
         raise ArchError(
@@ -140,9 +145,10 @@ def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -
 
 
 def invert_moves(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves:
-    """Invert a step: return the runs that each of its inputs (`sizes` elements long) consists of.
+    """Return the moves of the inverse step: the runs that each input is made of.
 
-    Raises ArchError unless the moves take every element of every input exactly once.
+    `sizes` are the elements of each input. Raises ArchError unless the moves take every element of
+    every input exactly once.
     """
     runs: list[list[tuple[int, Move]]] = [[] for _ in sizes]
     for output, row in enumerate(moves):
@@ -168,4 +174,5 @@ def invert_moves(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves
 
 
 def _not_once(source: int, element: int, size: int, times: str) -> str:
+    """Return the error message of moves that take an element twice or never."""
     return f"moves take element {element} of tensor {source} ({size} elements) {times}, not once"

@@ -31,6 +31,7 @@ DEVIATION = [0.26862954, 0.26130258, 0.27577711]
 
 
 def _write(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: value} of the projector's kind, width and image statistics."""
     return {
         "general.type": "mmproj",
         "{arch}.projector_type": KIND,
@@ -41,6 +42,7 @@ def _write(value: Value, hp: Params) -> Params:
 
 
 def _layer() -> tuple[RoleRow, ...]:
+    """Return the rows of a layer of the tower."""
     rows = (
         *norm("ln1", _LAYER + "attention_norm"),
         *linear("attn_q", _LAYER + "attention.q_proj", Q, "hidden_size",
@@ -58,6 +60,7 @@ def _layer() -> tuple[RoleRow, ...]:
 
 
 def _projection(number: int, into: str) -> tuple[RoleRow, ...]:
+    """Return the rows of one of the projector's two matrices, weight and optional bias."""
     role, hf = f"mm.{number}", f"{_PROJECTOR}linear_{number}"
     return (
         single_row(f"{role}.weight", f"{hf}.weight", _OUT, into),

@@ -15,7 +15,7 @@ _WIDE = "time_mix_size"
 
 
 def _vectors(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
-    """Return the shares of a token and of the one before it, one vector for each projection."""
+    """Return the rows of the vectors that mix a token with the one before, one a projection."""
     return tuple(
         RoleRow(f"{role}_{name}.weight", f"{hf}.time_mix_{name}", ("1", "1", "hidden_size"))
         for name in names

@@ -14,7 +14,10 @@ MAX_ROTATED = 1 << 16  # lists with one number per rotated pair have half this l
 
 
 def whole_number(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> int:
-    """Return a whole number between the bounds (12.0 counts as one); ArchError otherwise."""
+    """Return an integer between the bounds (12.0 counts as one); ArchError otherwise.
+
+    `key` names the value in the message.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if type(value) is not int or not low <= value <= high:
@@ -23,7 +26,7 @@ def whole_number(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> 
 
 
 def number(value: Value, key: str) -> float:
-    """Return a finite number as float; ArchError otherwise."""
+    """Return a finite number as float; ArchError, naming `key`, otherwise."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             found = float(value)
@@ -35,7 +38,7 @@ def number(value: Value, key: str) -> float:
 
 
 def positive(value: Value, key: str) -> float:
-    """Return a number above zero; ArchError otherwise."""
+    """Return a number above zero as float; ArchError, naming `key`, otherwise."""
     found = number(value, key)
     if found <= 0:
         raise ArchError(f"{key}: is {short_repr(value)}; expected a number above zero")
@@ -112,7 +115,7 @@ def inverse(value: float, key: str) -> float:
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """Say whether two values are equal, floats up to float32 rounding (2^-23 relative).
+    """Return whether two values are equal, floats up to float32 rounding (2^-23 relative).
 
     True is not 1: formats keep booleans and numbers apart, and no rule takes one for the other.
     """

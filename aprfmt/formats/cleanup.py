@@ -1,4 +1,4 @@
-"""How a program ends before its outputs are whole: they are discarded, whatever ends it."""
+"""Discards unfinished outputs whenever the program ends, whatever ends it."""
 
 import atexit
 import os
@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 
 
 class Unpublished(Protocol):
-    """An output that is neither published nor discarded."""
+    """An output that was neither published nor discarded, with the process that opened it."""
 
     pid: int
 
@@ -32,7 +32,7 @@ def discard_open() -> None:
 
 
 def install_signal_handlers() -> None:
-    """Let SIGTERM, and a closed terminal, end the program by SystemExit, so that outputs clean up.
+    """Let SIGTERM and SIGHUP (a closed terminal) raise SystemExit, so that outputs clean up.
 
     The exit codes are 143 and 129. Signals already ignored or handled are left alone.
     """
@@ -40,6 +40,7 @@ def install_signal_handlers() -> None:
         return  # only the main thread may install handlers
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
+        """Raise SystemExit with 128 plus the signal's number."""
         raise SystemExit(128 + number)
 
     for name in ("SIGTERM", "SIGHUP"):

@@ -1,4 +1,4 @@
-"""What a file or folder is that no reader here opens: other programs' formats, by content or name.
+"""Names files and folders that no reader here opens: other programs' formats, by content or name.
 
 A name only adds to a message: what a model file is, its content alone decides.
 """
@@ -103,7 +103,10 @@ _ARCHIVES = ("a tar archive", "a zip archive", "a 7-Zip archive")
 
 
 def foreign_file(path: Path, head: bytes, size: int) -> str:
-    """Return what a file is that no reader here opens, by its first bytes and its name, or ""."""
+    """Return what a file is that no reader here opens, as a noun phrase with what to do; else "".
+
+    It goes by the first bytes `head`, the size in bytes, and the name.
+    """
     if not head:
         return ""
     named = _by_name(path)
@@ -142,7 +145,7 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
 
 
 def text_kind(head: bytes) -> str:
-    """Return what text a file begins with, "" where its first bytes are none."""
+    """Return the kind of text and its beginning in words, "" where the first bytes are no text."""
     try:
         text = head[:_TEXT].decode()
     except UnicodeDecodeError as error:
@@ -156,7 +159,7 @@ def text_kind(head: bytes) -> str:
 
 
 def foreign_folder(folder: Path) -> str:
-    """Return what a folder without a model of ours is or holds; "" if nothing is recognised."""
+    """Return a clause on what a folder is or contains: "holds X, ..."; "" if nothing is known."""
     named = _by_name(folder)
     if named:
         return f"is {named}"
@@ -168,7 +171,7 @@ def foreign_folder(folder: Path) -> str:
 
 
 def _by_name(path: Path) -> str:
-    """Return what a name's extension says, and what to do; "" for any other."""
+    """Return what a name's extension means, and what to do; "" for an unknown one."""
     what = EXTENSIONS.get(path.suffix.lower(), "")
     if not what:
         return ""
@@ -178,7 +181,7 @@ def _by_name(path: Path) -> str:
 
 
 def _imatrix(head: bytes, size: int) -> bool:
-    """Say whether a file begins as llama.cpp's older importance matrix: entries, then a name."""
+    """Return whether a file begins as llama.cpp's older importance matrix: entries, then a name."""
     if len(head) < 12:
         return False
     entries, length = struct.unpack_from("<ii", head)

@@ -1,17 +1,17 @@
-"""Bytes of a file changed where they lie; after a kill, the next write there completes it.
+"""Changes bytes of a file in place; after a kill, the next write into its folder completes it.
 
-What will be written is first written beside the file, as `.NAME.aprfmt-patch`: a line of JSON, then
-the new bytes. Then the file is changed, synced, and the patch removed. While a patch lies there the
-file is half old and half new, and opening it is refused by name; writing the same bytes again is
-harmless.
+The new bytes are first written to `.NAME.aprfmt-patch` in the file's folder: a line of JSON,
+then the bytes. Then the file is changed, synced, and the patch removed. While a patch exists
+the file is half old and half new, and opening it is refused by name. Writing the same bytes
+again is harmless.
 
     {"schema": "aprfmt.patch/1", "file": identity, "pieces": [[offset, bytes], ...],
      "sha256": digest of the bytes, "signature": HMAC}
 
 The identity is the file's inode, size and owner. (The device's number may change when the system
-starts again.) A patch of another file is nothing here. One of this file is applied only where this
-user's key signed it: a planted one, or another user's, is left alone, which is said, and the file
-is refused as long as it lies there.
+starts again.) A patch of another file is ignored. One of this file is applied only if this
+user's key signed it. A planted one, or another user's, is left alone with a warning, and the
+file is refused as long as it exists.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ Patch = tuple[int, bytes]  # offset, new bytes
 
 @dataclass(frozen=True)
 class PatchRecord:
-    """What a patch file says: the identity of its file, the pieces, and whether we signed it."""
+    """The content of a patch file: identity of its file, pieces, and whether we signed it."""
 
     file: str
     pieces: Sequence[Patch]
@@ -61,7 +61,7 @@ class PatchRecord:
 
 
 def patch_path(path: Path) -> Path:
-    """Return where the patch of a file lies."""
+    """Return the path of the patch of a file."""
     return path.parent / f".{path.name}{SUFFIX}"
 
 
@@ -160,6 +160,7 @@ def inode_identity(facts: os.stat_result) -> str:
 
 
 def _facts(path: Path) -> os.stat_result | None:
+    """Return the status of the file that a path leads to; None if there is none."""
     try:
         return os.stat(path)
     except OSError:
@@ -167,6 +168,7 @@ def _facts(path: Path) -> os.stat_result | None:
 
 
 def _left(record: Path) -> Note:
+    """Return the warning that a patch of somebody else was left alone."""
     text = (
         f"is left alone: it is not signed by the key of this user ({key_path()}); who made it can "
         "complete it, else check the file it is of and remove it"
@@ -175,11 +177,12 @@ def _left(record: Path) -> Note:
 
 
 def _signed(head: dict[str, Any]) -> dict[str, Any]:
+    """Return a patch's JSON object with its signature, "" without a key."""
     return head | {"signature": sign(SCHEMA, bounded_json.dumps(head).encode())}
 
 
 def parse_patch(data: bytes, where: str) -> PatchRecord:
-    """Return what a patch says. Raises FormatError."""
+    """Return the record in a patch file's bytes. Raises FormatError unless it is complete."""
     line, newline, payload = data.partition(b"\n")
     value: Any = bounded_json.loads(line, where, max_bytes=_MAX_LINE) if newline else None
     head = value if isinstance(value, dict) else {}
@@ -205,6 +208,7 @@ def parse_patch(data: bytes, where: str) -> PatchRecord:
 
 
 def _is_place(place: object) -> bool:
+    """Return whether a value is [offset, size], both from 0 to 2**62."""
     return (
         isinstance(place, list)
         and len(place) == 2
@@ -218,7 +222,10 @@ def _target(name: str) -> str:
 
 
 def _record(path: Path, record: Path) -> PatchRecord | None:
-    """Return what a patch still has to write into a file; None if it is another file's."""
+    """Return what a patch still has to write into the file `path`; None if it is no patch of it.
+
+    `record` is the patch's path. `signed` is True only if the patch can be trusted.
+    """
     try:
         fd = os.open(record, os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0))
     except OSError:  # gone by now, or a link: ours is a file
@@ -242,10 +249,12 @@ def _record(path: Path, record: Path) -> PatchRecord | None:
 
 
 def _open(path: Path) -> int:
+    """Return a descriptor of an existing file, for reading and writing, no link followed."""
     return os.open(path, os.O_RDWR | _FLAGS)
 
 
 def _write(path: Path, pieces: Sequence[Patch]) -> None:
+    """Write the pieces over a file's bytes and sync it."""
     fd = _open(path)
     try:
         for offset, data in pieces:
@@ -256,12 +265,14 @@ def _write(path: Path, pieces: Sequence[Patch]) -> None:
 
 
 def _finish(lock: LockedFolder, record: Path) -> None:
+    """Remove the patch file and sync the folder."""
     os.unlink(record)
     with suppress(OSError):
         lock.sync()  # if a power cut brings the patch back, it is written again without harm
 
 
 def _send(path: Path, data: bytes) -> None:
+    """Create a file that only this user can read, with these bytes, and sync it."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
     try:
         left = memoryview(data)
@@ -274,7 +285,7 @@ def _send(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _removed(draft: Path) -> Iterator[None]:
-    """Remove a draft where its block is not left cleanly."""
+    """Remove the file `draft` if an exception leaves the block."""
     try:
         yield
     except BaseException:

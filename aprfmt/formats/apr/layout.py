@@ -1,4 +1,4 @@
-"""APR v2 on disk: header, flags, index entries, dtype codes, metadata keys; for reader and writer.
+"""The layout of an APR v2 file: header, flags, index entries, dtype codes; for reader and writer.
 
 Layout source: the public APR v2 description of the aprender project (format module and its
 contract file `apr-format-v2.yaml`). Integers are little-endian, offsets count from the start of
@@ -81,7 +81,7 @@ _SUPERBLOCK = 256  # K-quants: the only blocks whose rows a writer pads
 
 
 def can_store(row: Encoding) -> bool:
-    """Say whether the format has a code for an encoding."""
+    """Return whether the format has a dtype code for an encoding."""
     return row.apr is not None
 
 
@@ -91,13 +91,13 @@ def align_size(count: int) -> int:
 
 
 def padding_bytes(count: int) -> bytes:
-    """Return the zeros that follow `count` bytes."""
+    """Return the zero bytes that pad `count` bytes to a multiple of 64."""
     return bytes(align_size(count) - count)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first 64 bytes."""
+    """The first 64 bytes of an APR v2 file."""
 
     magic: bytes
     major: int
@@ -113,7 +113,7 @@ class Header:
 
     @classmethod
     def unpack(cls, raw: bytes | memoryview) -> "Header":
-        """Read a header from its 64 bytes."""
+        """Return the header in its 64 bytes."""
         return cls(*_HEADER.unpack(raw))
 
     def pack(self) -> bytes:
@@ -139,7 +139,7 @@ class Header:
         return zlib.crc32(raw[CRC_AT + 4 :], zlib.crc32(raw[:CRC_AT]))
 
     def sealed(self) -> "Header":
-        """Return the header with its checksum computed."""
+        """Return a copy of the header with its checksum computed."""
         return replace(self, checksum=self.computed_checksum)
 
     @property
@@ -184,7 +184,10 @@ def pack_entry(
 
 @dataclass(frozen=True, slots=True)
 class PossibleSize:
-    """One possible size in bytes of a shape: rows padded to whole superblocks, or flat."""
+    """One possible size in bytes of a shape: rows padded to whole superblocks, or flat.
+
+    `row_bytes` is None if rows do not begin at whole blocks.
+    """
 
     nbytes: int
     row_bytes: int | None
@@ -210,7 +213,10 @@ def possible_sizes(row: Encoding, shape: Sequence[int]) -> tuple[PossibleSize, .
 def resolve_encoding(
     code: int, shape: Sequence[int], nbytes: int
 ) -> tuple[str, PossibleSize] | None:
-    """Return the encoding a dtype code means for this shape and size; None if no meaning fits."""
+    """Return (encoding, size) that a dtype code means for this shape and size in bytes.
+
+    None if no meaning of the code fits.
+    """
     for name in CODES.get(code, ()):
         for fit in possible_sizes(ENCODINGS[name], shape):
             if fit.nbytes == nbytes:

@@ -20,14 +20,14 @@ class AprShard(mapped_file.Shard[ParsedApr]):
 
     @property
     def data(self) -> ByteSource:
-        """The file, or what it was expanded to."""
+        """The file's bytes, decompressed if need be: tensors' offsets count in them."""
         expanded = self.parsed.expanded
         return BufferFile(self.parsed.buffer[:], self.file.path) if expanded else self.file
 
     def footer_matches(self, known: int | None = None) -> bool | None:
-        """Read the whole file and compare its checksum; None if the file ends without one.
+        """Return whether the file's checksum is right; None if the file ends without one.
 
-        `known` is the CRC-32 of all bytes of the file, where they were read before.
+        Reads the whole file, unless `known` is the CRC-32 of all its bytes.
         """
         parsed = self.parsed
         if parsed.footer == "missing":
@@ -45,6 +45,7 @@ class AprShard(mapped_file.Shard[ParsedApr]):
         return False
 
     def _crc(self, start: int, stop: int, crc: int) -> int:
+        """Return the CRC-32 up to `stop`, where `crc` is that of the bytes before `start`."""
         for window in self.data.windows(start, stop):  # a compressed file's bytes lie in memory
             crc = crc32(window, crc)
         return crc
@@ -69,8 +70,9 @@ class AprShard(mapped_file.Shard[ParsedApr]):
 class AprSource(mapped_file.MappedSource[AprShard]):
     """An open APR model: one file, or all shards of a set.
 
-    `tensors` are logical: encodings APR has no code for are joined back under their own name and
-    shape. `metadata` is the first file's, without `aprfmt.tensors` and, for a set, `sharding`;
+    `tensors` are logical: tensors of encodings that APR has no code for have their own name and
+    shape again. `metadata` is the first file's, without `aprfmt.tensors` and, for a set,
+    `sharding`;
     nulls stay (they mean absent). `shards` are the open files with their structures.
     """
 
@@ -98,15 +100,20 @@ class AprSource(mapped_file.MappedSource[AprShard]):
         return bytes(self.shards[0].parsed.metadata_raw)
 
     def footer_state(self) -> FooterState:
-        """Say, without reading data, whether every file ends with its checksum."""
+        """Return "present" if every file ends with its checksum, else the first other state.
+
+        No tensor data is read.
+        """
         states = [shard.parsed.footer for shard in self.shards]
         return next((state for state in states if state != "present"), "present")
 
     def footer_matches(self, known: Mapping[Path, int] | None = None) -> bool | None:
-        """Read every byte and compare the checksums; mapped pages are released on the way.
+        """Return whether the checksums of all files are right.
 
-        False: some file does not match. None: no mismatch, but some file has no checksum. `known`
-        has the CRC-32 of files of which every byte was read already.
+        False: that of some file is wrong. None: none is wrong, but some file has no checksum. Reads
+        every byte, and releases mapped pages on the way. `known` has the CRC-32 of files of which
+        every
+        byte was read already.
         """
         found = [shard.footer_matches((known or {}).get(shard.file.path)) for shard in self.shards]
         return False if False in found else None if None in found else True
@@ -119,5 +126,8 @@ class AprSource(mapped_file.MappedSource[AprShard]):
 
 
 def footer_matches(source: Source, known: Mapping[Path, int] | None = None) -> bool | None:
-    """Compare an open file's bytes with its footer; None for a source of no file."""
+    """Return whether an open model's checksums are right; None if it is not of APR files.
+
+    See `AprSource.footer_matches`.
+    """
     return source.footer_matches(known) if isinstance(source, AprSource) else None

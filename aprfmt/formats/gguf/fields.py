@@ -1,4 +1,4 @@
-"""The header of a GGUF file, field by field."""
+"""Lists the header of a GGUF file, field by field."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from aprfmt.formats.header_field import HeaderField, sequential_fields
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield magic, version and counts, then every key's value, then the tensor table."""
+    """Yield the fields of magic, version and counts, every key's value, the tensor table."""
     parsed = parse(buffer, where, damaged=True)
     tensors, keys = parsed.counts
     yield from sequential_fields(

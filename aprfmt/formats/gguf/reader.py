@@ -1,4 +1,4 @@
-"""GGUF files, and splits of them, as sources."""
+"""Opens GGUF files, and splits of them, as sources."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -36,11 +36,11 @@ class GGUFSource(MappedSource[GgufShard]):
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> GGUFSource:
-    """Open a GGUF file; any shard of a split opens the whole model.
+    """Return an open GGUF model; any shard of a split opens the whole model.
 
-    `partial` lists truncated files and incomplete splits: what is missing is said in `notes`, and
-    asking for the bytes of a cut tensor raises TruncatedError. `damaged` goes on past what leaves
-    the rest readable; `damage` says what that is.
+    `partial` lists truncated files and incomplete splits: `notes` say what is missing, and
+    asking for the bytes of a cut tensor raises TruncatedError. `damaged` collects faults that leave
+    the rest readable in `damage`.
     Raises FormatError (TruncatedError, UnsupportedError) for what is not GGUF, for a missing shard,
     and for a set whose shards disagree or were left half written.
     """
@@ -50,6 +50,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     with ExitStack() as stack:
 
         def read(shard_path: Path) -> GgufShard:
+            """Return the open shard at a path; it is closed if anything raises later."""
             file = open_bytes(shard_path)
             stack.callback(file.close)
             where = str(shard_path)
@@ -86,9 +87,10 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
 def open_buffer(
     buffer: Buffer, path: Path, *, partial: bool = False, damaged: bool = False
 ) -> GGUFSource:
-    """Open the bytes of one GGUF file; of a split that file alone. `path` begins the messages.
+    """Return an open source of one file's bytes in memory, without other shards of a split.
 
-    Raises FormatError (TruncatedError, UnsupportedError).
+    `path` begins the messages; `partial` and `damaged` as in `open_source`. Raises FormatError
+    (TruncatedError, UnsupportedError).
     """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)

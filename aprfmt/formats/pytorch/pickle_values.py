@@ -1,6 +1,7 @@
-"""What a pickle of torch.save describes: tensors, storages, tables and objects, none of them made.
+"""Descriptions of what a torch.save pickle contains: tensors, storages, dicts and objects.
 
-Source: torch/_utils.py, torch/_tensor.py and torch/serialization.py (names and arguments).
+None of them is made. Source: torch/_utils.py, torch/_tensor.py and torch/serialization.py (names
+and arguments).
 """
 
 from collections.abc import Mapping
@@ -112,7 +113,7 @@ class PickledDict:
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
 
     def get(self, key: str) -> Any:
-        """Return what was set last under a text; None without it."""
+        """Return the value that was set last under a text key; None without it."""
         return next((value for name, value in reversed(self.pairs) if name == key), None)
 
 

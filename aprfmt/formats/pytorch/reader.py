@@ -1,4 +1,4 @@
-"""Files of torch.save, and models in several of them by their index, as sources."""
+"""Opens files of torch.save, and models in several of them by their index, as sources."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _SHOWN = 12  # names of a note
 
 
 class ParsedPickle(Structure):
-    """What the structure of one file has in every format; damage raises."""
+    """The structure of one file: tensors, notes and regions. Damage raises when it is opened."""
 
     def __init__(
         self, where: str, infos: dict[str, TensorInfo], notes: list[Note], contents: PickleContents
@@ -52,13 +52,13 @@ class PickledFile:
 
     @property
     def data(self) -> ByteSource:
-        """What the tensors' offsets count in."""
+        """The bytes in which the tensors' offsets count: the file itself."""
         return self.file
 
     def footer_matches(self) -> bool | None:
         """Return whether every record has the CRC-32 that the archive's directory says.
 
-        None where the file carries none: the older forms, and archives saved with
+        None where the file has none: the older forms, and archives saved with
         torch.serialization.set_crc32_options(False), whose records all say 0.
         """
         from aprfmt.base.crc import crc32
@@ -76,11 +76,12 @@ class PickledFile:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """The names that loading its pickle would import, in the order of the file."""
+        """The names that loading the file's pickle would import, in the order of the file."""
         return tuple(self.contents.imports)
 
 
 def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
+    """Return the notes about a file: tensors without data, subclasses, objects, views."""
     path, notes = str(opened.file.path), []
     absent = [name for name, value in found.tensors.items() if value.storage is None]
     if absent:
@@ -116,7 +117,7 @@ def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first 12 names as text, with the number of those left out."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(shorten(name, 100) for name in names[:_SHOWN]) + more
 
@@ -124,8 +125,8 @@ def first_names(names: Sequence[str]) -> str:
 class PytorchSource:
     """An open model of torch.save: one file, or all files that an index names.
 
-    `metadata` are the single values beside the tensors, by path. `imports` are the names that
-    loading it with pickle would import; nothing here does.
+    `metadata` are the values of the pickle that are not tensors, by path. `imports` are the names
+    that loading it with pickle would import; nothing here does.
     """
 
     format = "pytorch"
@@ -178,9 +179,10 @@ class PytorchSource:
 
 
 def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
-    """Open one file of torch.save, or all files of an index. Raises FormatError.
+    """Return the open model of one torch.save file, or of all files of an index.
 
-    `partial` allows files of an index that are missing; a file itself has to be whole.
+    `partial` allows files of an index that are missing; a file itself has to be whole. Raises
+    FormatError.
     """
     path = parse_location(path)
     file = open_bytes(path)
@@ -199,7 +201,10 @@ def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
 
 
 def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
-    """Open every file that a `*.bin.index.json` names, as one model; they must agree on tensors."""
+    """Return the open model of every file that a `*.bin.index.json` names; they must agree.
+
+    With `partial`, missing files are noted. FormatError if a file lacks a tensor of the index.
+    """
     from aprfmt.formats.shard_index import existing_files, open_files, read_index
     from aprfmt.formats.shard_set import join_tensors
 
@@ -228,7 +233,8 @@ def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
 def check_record_checksums(source: PytorchSource, known: Mapping[Path, int]) -> bool | None:
     """Return whether every record of the archives has the CRC-32 that its directory says.
 
-    See `PickledFile.footer_matches`.
+    None where a file has none; see `PickledFile.footer_matches`. `known` is not used: formats with
+    a checksum of the whole file get the CRC-32 of each file there.
     """
     return source.footer_matches()
 

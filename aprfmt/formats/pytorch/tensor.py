@@ -1,4 +1,4 @@
-"""Tensors of torch.save: as their bytes lie, made row by row from strides, or without any."""
+"""Tensors of torch.save as lazy tensors: mapped bytes, views made row by row, or none."""
 
 import math
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ REPEATED = 64 << 20
 
 
 class StridedTensor(LazyTensor):
-    """A view of a storage whose elements do not lie in row-major order, or need a change of bits.
+    """A view of a storage whose elements are not in row-major order, or whose bits change.
 
     Its bytes are made when they are asked for, by slices of the first axis longer than one.
     """
@@ -40,7 +40,7 @@ class StridedTensor(LazyTensor):
         self._place, self._swapped = place, swapped
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop) of the numbers in row-major order."""
+        """Return bytes [start, stop) of the numbers in row-major, little-endian order."""
         stop = self.info.nbytes if stop is None else stop
         if not 0 <= start <= stop <= self.info.nbytes:
             raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")
@@ -64,10 +64,16 @@ class StridedTensor(LazyTensor):
         return memoryview(made).toreadonly().cast("B")[start - first * row : stop - first * row]
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the pages of the storage: its rows may lie anywhere in it."""
+        """Release the pages of the whole storage: its rows may be anywhere in it."""
         self._file.drop(*self._place)
 
     def _gather(self, held: memoryview, axes: list[tuple[int, int]], size: int) -> bytes:
+        """Return the bytes of a strided view of `held`, in row-major order.
+
+        `axes` are (count, stride in elements), `size` is an element's bytes. Swaps bytes of
+        big-endian
+        files, and negates or conjugates as the tensor asks.
+        """
         import numpy as np
 
         unit = np.dtype(f"u{size}") if size <= 8 else np.dtype((np.void, size))
@@ -91,7 +97,10 @@ class StridedTensor(LazyTensor):
 
 
 def tensor_info(name: str, value: TensorValue, where: str, start: int) -> TensorInfo:
-    """Return name, shape, encoding and bytes of a tensor; `start` is where its storage lies."""
+    """Return name, shape, encoding, offset and bytes of a described tensor.
+
+    `start` is the offset of its storage in the file.
+    """
     code, size, last = DTYPES[value.dtype]
     row = find_encoding(code)
     shape = value.shape if last == 1 else (*value.shape, last)
@@ -112,7 +121,12 @@ def open_tensor(
     places: dict[str, tuple[int, int]],
     swapped: bool,
 ) -> LazyTensor:
-    """Return a described tensor. Raises FormatError where its storage is too short for it."""
+    """Return the lazy tensor of a description; reading one without data raises.
+
+    `places` are (start, stop) of storages by key. Raises TruncatedError where a storage is too
+    short
+    for it, UnsupportedError for a view that repeats bytes too often.
+    """
     where = f"{file.path}: tensor {shorten(name, 100)!r}"
     count, size = math.prod(value.shape), DTYPES[value.dtype][1]
     if value.storage is None:
@@ -141,7 +155,10 @@ def open_tensor(
 
 
 def _contiguous(pairs: list[tuple[int, int]]) -> bool:
-    """Say whether elements lie in row-major order, or there are none."""
+    """Return whether elements are in row-major order, or there are none.
+
+    `pairs` are (size, stride) of the axes.
+    """
     step = 1
     if any(n == 0 for n, _ in pairs):
         return True
@@ -153,7 +170,7 @@ def _contiguous(pairs: list[tuple[int, int]]) -> bool:
 
 
 class AbsentTensor(DamagedTensor):
-    """A tensor that a file describes and has no bytes of."""
+    """A tensor that a file describes without having its bytes: reading it raises."""
 
     __slots__ = ()
 
