@@ -22,6 +22,7 @@ class AccessedKeys(Mapping[str, Value]):
     """
 
     def __init__(self, values: Mapping[str, Value], label: str = "", inner: str = "") -> None:
+        """Wrap `values`; `label` is the path of the object in the file, with a dot at its end."""
         self._values = values
         self._label = label
         nested = values.get(inner) if inner else None
@@ -85,6 +86,7 @@ class PartialHyperParams(HyperParams):
     """The hyperparameters read so far; asking for any other raises NotSettledError."""
 
     def __init__(self, rows: dict[str, HyperParam]) -> None:
+        """Share `rows` with the reader, which adds to them."""
         self._rows = rows  # those that a reading adds to
 
     def of(self, name: str) -> HyperParam:

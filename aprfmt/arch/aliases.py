@@ -1,6 +1,7 @@
-"""What each architecture is called, and the module that holds its tables.
+"""The names of each architecture by style, and the module that has its tables.
 
-The names stand here, so that the architecture of a file is found without importing every table.
+They are in one table here, so that the architecture of a file is found without importing the
+tables of all.
 """
 
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from typing import NamedTuple
 
 
 class ArchRow(NamedTuple):
-    """An architecture's names by style, and its module in `aprfmt.arch`, "" for its own name's."""
+    """An architecture's names by style, and its module in `aprfmt.arch` ("": of its own name)."""
 
     called: Mapping[str, tuple[str, ...]]
     module: str

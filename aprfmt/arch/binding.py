@@ -33,7 +33,7 @@ class BoundGroup:
 class BoundNames:
     """A file's tensor names sorted by the tables.
 
-    `groups` come in execution order. `derived` are tensors that hold hyperparameters, `buffers`
+    `groups` come in execution order. `derived` are tensors of hyperparameters' values, `buffers`
     tensors that are computed or belong to training only; `unbound` are names that no table knows.
     `incomplete` has the roles of which only some stored tensors exist: role key -> the missing
     names (the existing ones are in `unbound`).
@@ -50,6 +50,7 @@ class Order:
     """Execution order of role keys: the embedding, the layers, the rest; inside as in the table."""
 
     def __init__(self, spec: ArchSpec) -> None:
+        """Take the order of the roles in the tensor table of `spec`."""
         self._rank = {rule.role: i for i, rule in enumerate(spec.tensors)}
         layered = [i for i, rule in enumerate(spec.tensors) if rule.layered]
         self._first = layered[0] if layered else 0
@@ -182,7 +183,7 @@ def packed_binding(binding: Binding) -> Binding:
 
 
 def known_shapes(bound: BoundNames, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return logical shapes by role key as far as they follow without hyperparameters.
+    """Return {role key: logical shape}, as far as shapes follow without hyperparameters.
 
     `shapes` are the stored shapes by name. A role whose steps need hyperparameters gets `()`: it
     exists, but its shape is not known yet.
@@ -200,7 +201,10 @@ def known_shapes(bound: BoundNames, shapes: Mapping[str, Shape]) -> dict[str, Sh
 def logical_shapes(
     binding: Binding, stored: Sequence[Shape], hp: Mapping[str, Value]
 ) -> list[Shape]:
-    """Return the shapes after a binding's steps; ArchError if a step cannot take its input."""
+    """Return the logical shapes that a binding's steps make of stored ones.
+
+    Raises ArchError if a step cannot take its input.
+    """
     shapes = [tuple(shape) for shape in stored]
     for step in binding.steps:
         shapes = step.shapes(shapes, hp)

@@ -1,4 +1,4 @@
-"""The closed description of a block: which of a fixed set of operations each of its parts is."""
+"""The description of a decoder block: which of a fixed set of operations each part of it is."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
@@ -104,7 +104,7 @@ class BlockSpec:
     activation_cast: Literal["result", "steps"] = "result"
 
     def check(self) -> None:
-        """Raise ArchError for a value outside the enumerations."""
+        """Raise ArchError if a field has a value that its type does not list."""
         kinds = get_type_hints(BlockSpec)
         for name, values in ((each.name, _allowed(kinds[each.name])) for each in fields(self)):
             if getattr(self, name) not in values:

@@ -235,7 +235,10 @@ def v3_tables(*more: RoleRow) -> Made:
 
 
 def _has_router_bias(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether tensor names show the bias of the choice of experts: v3, not v2."""
+    """Return whether tensor names show the bias of the choice of experts: v3, not v2.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     ends = (".exp_probs_b.bias", ".e_score_correction_bias")
     return any(name.endswith(ends) for name in names)
 

@@ -164,7 +164,7 @@ def _seen(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def model_types() -> frozenset[str]:
-    """Return the model types of config.json that are known."""
+    """Return the model types of config.json that any architecture here is for."""
     return frozenset(name for arch in ARCHS.own for name in _hf_types(ARCHS[arch]))
 
 
@@ -194,7 +194,7 @@ def _types(spec: ArchSpec) -> str:
 
 
 def _hf_types(spec: ArchSpec) -> list[str]:
-    """Return the model types of config.json; the other names are classes."""
+    """Return the model types of config.json of an architecture, without its class names."""
     return [name for name in spec.called.get("hf", ()) if name == name.lower()]
 
 

@@ -126,7 +126,7 @@ def main_layers() -> HyperRule:
 def head_spec(spec: ArchSpec) -> ArchSpec:
     """Return the tables of a draft head: a model of one layer with three tensors before it.
 
-    Its norms are stored as the model's last norm is.
+    Its norms have the layout steps of the model's last norm.
     """
     bindings = {}
     for style, rows in spec.bindings.items():
@@ -157,7 +157,10 @@ def head_hyper(spec: ArchSpec, hp: HyperParams) -> HyperParams:
 
 @dataclass(frozen=True)
 class Head:
-    """A draft head's tensors in a file: groups under the model's role keys, and its sizes."""
+    """A draft head that a file stores: its tensors, and its hyperparameters.
+
+    `bound` has the groups of stored names under the model's role keys.
+    """
 
     bound: BoundNames
     hyper: HyperParams

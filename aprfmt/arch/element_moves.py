@@ -24,7 +24,7 @@ _chains: dict[object, Chain] = {}
 
 
 def identity_moves(shapes: Shapes) -> Moves:
-    """Return the moves that change nothing: each tensor in one run."""
+    """Return the moves of a step that changes nothing: each tensor in one run."""
     return [[Move(i, 0, math.prod(shape))] for i, shape in enumerate(shapes)]
 
 
@@ -96,7 +96,7 @@ def _key(
 
 
 def merge_moves(moves: Sequence[Move]) -> list[Move]:
-    """Return the same run of elements in as few moves as possible, empty ones left out."""
+    """Return the moves with empty ones left out and adjoining ones joined."""
     out: list[Move] = []
     for move in moves:
         if move.count == 0:

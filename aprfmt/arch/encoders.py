@@ -254,7 +254,10 @@ def _causal(prefix: str, head: str, norm_name: str, words: str) -> Made:
 
 
 def _looks_back(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether config.json says that the model is a decoder."""
+    """Return whether config.json says that the model is a decoder.
+
+    `names`, the tensors', is for other evidence functions.
+    """
     return values.get("is_decoder") is True
 
 
@@ -290,7 +293,10 @@ _D = "transformer.layer.{L}."
 
 
 def _without_types(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether tensor names show that the model has no table of token types."""
+    """Return whether tensor names show that the model has no table of token types.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     return bool(names) and not any("token_type" in name for name in names)
 
 

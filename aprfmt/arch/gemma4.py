@@ -377,7 +377,11 @@ def _few_kv_heads(facts: Facts, hp: Params) -> Found:
 
 
 def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule, ...]:
-    """Return the rules of every gemma 4; `per_layer` is the unstated width of its embeddings."""
+    """Return the rules of every gemma 4.
+
+    `window` and `context` are the default window size and context length, `per_layer` is the
+    default width of the embeddings by layer.
+    """
     return hyper_rules.hyper_table(
         hyper_rules.hidden_size(2304),
         hyper_rules.n_layers(30),

@@ -1,7 +1,7 @@
-"""gptj: attention and MLP side by side behind one norm, 64 elements of each head rotated in pairs.
+"""gptj: attention and MLP in parallel after one norm, 64 elements of each head rotated in pairs.
 
-The source pairs adjacent elements. llama.cpp has names for it and no graph. Source: transformers'
-modeling_gptj; the gguf package's name map.
+The source pairs adjacent elements. llama.cpp has names for it and no graph. Source:
+transformers' modeling_gptj; the gguf package's name map.
 """
 
 from collections.abc import Mapping

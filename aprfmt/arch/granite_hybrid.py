@@ -93,13 +93,19 @@ def _rotated(usual: bool) -> HyperRule:
 
 
 def _is_bamba(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether a GGUF's keys say that the model is bamba, not granite."""
+    """Return whether a GGUF's keys say that the model is bamba, not granite.
+
+    `names`, the tensors', is for other evidence functions.
+    """
     rotated = values.get("granitehybrid.rope.scaling.finetuned") is True
     return rotated and "granitehybrid.logit_scale" not in values
 
 
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether tensor names show a router: the model has experts."""
+    """Return whether tensor names show a router: the model has experts.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
 
 

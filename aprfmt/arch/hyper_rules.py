@@ -99,7 +99,7 @@ def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer
 
 
 def n_heads(hf_default: int | None = None, hf: str = "num_attention_heads n_head") -> HyperRule:
-    """Return the rule for the query heads."""
+    """Return the rule for the number of query heads."""
     return size(
         "n_heads",
         hf,
@@ -110,7 +110,7 @@ def n_heads(hf_default: int | None = None, hf: str = "num_attention_heads n_head
 
 
 def n_kv_heads(hf_default: int | None = None, hf: str = "num_key_value_heads") -> HyperRule:
-    """Return the rule for the key and value heads; absent: as many as query heads."""
+    """Return the rule for the number of key and value heads; by default that of query heads."""
     return size(
         "n_kv_heads",
         hf,
@@ -122,7 +122,7 @@ def n_kv_heads(hf_default: int | None = None, hf: str = "num_key_value_heads") -
 
 
 def head_dim(hf_default: int | None = None, hf: str = "head_dim") -> HyperRule:
-    """Return the rule for the elements of a head; absent: hidden_size / n_heads."""
+    """Return the rule for the elements of a head; by default hidden_size / n_heads."""
     return size(
         "head_dim",
         hf,
@@ -146,7 +146,7 @@ def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule
 
 
 def vocab_size(hf_default: int | None = None) -> HyperRule:
-    """Return the rule for the embedding's rows; the stored tensor's shape wins over the key."""
+    """Return the rule for the number of rows of the embedding; its shape wins over the key."""
     return size(
         "vocab_size",
         "vocab_size",
@@ -173,7 +173,7 @@ def context_length(hf_default: int = 2048, hf: str = "max_position_embeddings") 
 def norm_eps(
     default: float = 1e-6, hf: str = "rms_norm_eps", gguf: str = "layer_norm_rms_epsilon"
 ) -> HyperRule:
-    """Return the rule for the norms' epsilon; a GGUF file must have the key."""
+    """Return the rule for the epsilon of the norms; a GGUF file must have the key."""
     return HyperRule(
         "norm_eps",
         {
@@ -253,7 +253,7 @@ def flag(
 
 
 def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
-    """Return the rule for a head that is the embedding: no output.weight is stored.
+    """Return the rule for an output head that is the embedding: no output.weight is stored.
 
     `shown`: without config.json, a missing output.weight means a tied head, as in llama.cpp; False
     for architectures in which llama.cpp requires output.weight.
@@ -277,7 +277,7 @@ def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple
 
 
 def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
-    """Return the rule for biases in the MLP."""
+    """Return the rule for whether the MLP has biases."""
     return flag("mlp_bias", default, hf, present=("ffn_up.bias",))
 
 

@@ -376,6 +376,7 @@ class _Values:
     """
 
     def __init__(self, values: Sequence[float]) -> None:
+        """Round the numbers to float32, as a file would store them."""
         self.shape = (len(values),)
         self._values = [nearest_float32(value) for value in values]
 

@@ -17,7 +17,7 @@ from aprfmt.errors import ArchError
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One stored tensor holds several logical ones along an axis.
+    """One stored tensor is several logical ones joined along an axis.
 
     One after the other (fused qkv, phi3's gate_up), or alternating with `interleaved` (gpt-oss:
     even rows are gate, odd rows up). `sizes` are size expressions, one for each logical tensor.

@@ -192,7 +192,7 @@ def by_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
 
 
 def write_period(period: str, offset: str) -> Write:
-    """Return a write function for layers at equal distances: {period key, offset key}."""
+    """Return a write function for layers at equal distances, as a period and an offset."""
 
     def write(value: Value, hp: Params) -> Params:
         """Return {key: number} of period and offset, from the first two layers that are True."""
@@ -204,5 +204,5 @@ def write_period(period: str, offset: str) -> Write:
 
 
 def write_indices(key: str) -> Write:
-    """Return a write function: {key: numbers of the layers that are True}."""
+    """Return a write function for the list of layer numbers that are True, under `key`."""
     return lambda value, hp: {key: [i for i, on in enumerate(value) if on]}

@@ -122,7 +122,7 @@ class RowsPermuted:
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """The last two axes are stored the other way round (gpt2's Conv1D, gpt-oss's experts)."""
+    """The last two axes are stored swapped (gpt2's Conv1D, gpt-oss's experts)."""
 
     permutes: ClassVar[bool] = True
 

@@ -1,6 +1,6 @@
 """lfm2 and its mixture: short convolutions, and attention with normed heads in some layers.
 
-The norm behind the last layer is called embedding_norm, and so it is in GGUF. Sources:
+The norm after the last layer is called embedding_norm, in GGUF too. Sources:
 transformers' modeling files; the gguf package's name map; the converter's lfm2.py.
 """
 
@@ -78,9 +78,9 @@ def _rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
 
 
 def _adjusted(facts: Facts, hp: Params) -> Found:
-    """Return (MLP width, key): two thirds of the stated one, times a factor, rounded up.
+    """Return (MLP width, key): two thirds of config.json's, times a factor, rounded up.
 
-    Config.json may switch that off; then the stated one.
+    config.json may switch that off; then the width is the one of its key.
     """
     stated = facts.first("block_ff_dim", "intermediate_size")
     adjust = facts.first("block_auto_adjust_ff_dim")

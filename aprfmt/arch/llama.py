@@ -60,7 +60,10 @@ _MISTRAL_TENSORS, _MISTRAL_BINDINGS = make_tables(
 
 
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether tensor names show a router: the model is mixtral."""
+    """Return whether tensor names show a router: the model is mixtral.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
 
 

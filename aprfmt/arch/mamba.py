@@ -372,7 +372,10 @@ def _normed(value: bool) -> HyperRule:
 
 
 def _is_falcon(names: Any, values: Mapping[str, Value]) -> bool:
-    """Return whether a GGUF's keys say that the model is falcon_mamba, not mamba."""
+    """Return whether a GGUF's keys say that the model is falcon_mamba, not mamba.
+
+    `names`, the tensors', is for other evidence functions.
+    """
     return values.get("mamba.ssm.dt_b_c_rms") is True
 
 

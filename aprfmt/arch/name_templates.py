@@ -106,6 +106,7 @@ class NameIndex(Generic[T]):
     """
 
     def __init__(self, style: str, rows: Iterable[tuple[str, T]]) -> None:
+        """Take (template, value) rows; ArchError if two templates match the same names."""
         self._style = style
         self._rows: dict[str, list[tuple[tuple[str, ...], T]]] = {}
         for template, value in rows:

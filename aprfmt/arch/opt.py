@@ -24,8 +24,8 @@ _NARROW = ("vocab_size", "embedding_width")
 def _layer(before: str, behind: str) -> tuple[RoleRow, ...]:
     """Return the rows of the position table and of a layer.
 
-    `before` and `behind` are the roles of attention's and the MLP's norm, which say whether these
-    come before or after.
+    `before` is the role of attention's norm and `behind` that of the MLP's; the roles say whether
+    the norms come before or after.
     """
     return (
         RoleRow(
@@ -96,7 +96,10 @@ def _as_expected(facts: Facts, wanted: Mapping[str, bool]) -> None:
 
 
 def _has_projections(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether tensor names show projections around the embedding: the 350M form."""
+    """Return whether tensor names show projections around the embedding: the 350M form.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     own = ("project_in.weight", "project_out.weight", "embd_in.weight", "head_in.weight")
     return any(name.endswith(own) for name in names)
 

@@ -1,10 +1,11 @@
 """Pixtral's vision tower and projector, of llava and mistral3: a file of its own in GGUF (mmproj).
 
-The tower has RMSNorms, a gated MLP and no table of positions: rows and columns rotate. The folder
-is that of the whole model, its config.json is read below `vision_config`. mistral3 joins patches
-behind a norm before the projector. llama.cpp also wants the text's row of the token that breaks
-lines of patches, which is not a tensor of the tower. Sources: transformers' modeling_pixtral,
-modeling_llava and modeling_mistral3; the gguf package's name map; the converter's llava.py.
+The tower has RMSNorms, a gated MLP and no table of positions: rope rotates by row and column.
+The folder is that of the whole model, its config.json is read below `vision_config`. mistral3
+joins patches after a norm before the projector. llama.cpp also wants the text's row of the token
+that breaks lines of patches, which is not a tensor of the tower. Sources: transformers'
+modeling_pixtral, modeling_llava and modeling_mistral3; the gguf package's name map; the
+converter's llava.py.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""qwen3_5 and qwen3_5_moe (text): qwen3_next with its projections apart; dense, or experts alone.
+"""qwen3_5 and qwen3_5_moe (text): qwen3_next with separate projections; dense, or all with experts.
 
-GGUF has the value heads of the delta nets tiled: the key heads run fastest. The rotary sections of
-images and videos change nothing in a text, but llama.cpp requires them (rope_sections.py). Sources:
-delta_net.py.
+GGUF has the value heads of the delta nets tiled: the key heads run fastest. The rotary sections
+of images and videos change nothing in a text, but llama.cpp requires them (rope_sections.py).
+Sources: delta_net.py.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,12 @@
 """The towers and mergers of qwen2_vl, qwen2_5_vl and qwen3_vl, each a file of its own in GGUF.
 
-A patch is two frames deep: GGUF has its convolution as two. qwen2_5_vl looks through windows but
-in every n-th layer. qwen3_vl has a table of positions, and mergers behind some layers, which GGUF
-numbers by the layer and the folder one after the other; qwen3_5's tower is one without these. The
-folder is that of the whole model, whose config.json is read in `vision_config` alone: the first
-ones have the text's keys beside it. Sources: transformers' modeling_qwen2_vl, modeling_qwen2_5_vl
-and modeling_qwen3_vl; the gguf package's name map; the converter's qwenvl.py and qwen3vl.py.
+A patch is two frames deep: GGUF has its convolution as two. qwen2_5_vl has windows in all but
+every n-th layer. qwen3_vl has a table of positions, and mergers after some layers, which
+GGUF numbers by the layer and the folder one after the other; qwen3_5's tower is one without
+these. The folder is that of the whole model, whose config.json is read in `vision_config` alone:
+the first ones have the text's keys in the same object. Sources: transformers' modeling_qwen2_vl,
+modeling_qwen2_5_vl and modeling_qwen3_vl; the gguf package's name map; the converter's qwenvl.py
+and qwen3vl.py.
 """
 
 from collections.abc import Mapping
@@ -45,10 +46,10 @@ _BESIDE = frozenset(
 
 
 def _own(key: str) -> Read:
-    """Return a read function for a key of `vision_config`, never of the outer config."""
+    """Return a read function for a key of `vision_config`, if there is one, never outside it."""
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (value, key) of the tower's own object; None without the key."""
+        """Return (value, key) of `vision_config`, or of the config of a tower alone, or None."""
         inner = facts.values.get(_SECTION)
         values = inner if isinstance(inner, Mapping) else facts.values
         found = values.get(key)

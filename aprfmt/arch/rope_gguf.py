@@ -38,7 +38,10 @@ _TOLERANCE = 1e-5  # the converter computes the divisors in float32
 
 
 def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...]:
-    """Return the numbers by which llama3 scaling divides the dim/2 inverse frequencies."""
+    """Return the numbers by which llama3 scaling divides the dim/2 inverse frequencies.
+
+    `scaling` is the normal form, `theta` rope's base, `dim` the rotated elements of a head.
+    """
     factor, original = scaling["factor"], scaling["original_context_length"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     out = []

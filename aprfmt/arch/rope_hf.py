@@ -73,13 +73,13 @@ def longrope_attention(factor: float, original: int) -> float:
 
 
 class _Objects:
-    """Config objects searched in order, each with its name; null counts as absent."""
+    """Config objects searched in order, each with its name in `rows`; null counts as absent."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, Params]] = []
 
     def find(self, *keys: str) -> tuple[Value, str] | None:
-        """Return (value, full key) of the first of these keys that exists.
+        """Return (value, full key) of the first of these keys that any object has, or None.
 
         All keys are looked up, so that an overridden one is not reported as unknown.
         """
@@ -211,7 +211,10 @@ def _factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
 
 
 def _llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
-    """Return the values of a llama3 scaling: factor, both frequency factors, trained length."""
+    """Return the values of a llama3 scaling: factor, both frequency factors, trained length.
+
+    `rope` is the object to read; arguments as in `_read_factor`.
+    """
     low, high = rope.get("low_freq_factor", positive), rope.get("high_freq_factor", positive)
     if low is None or high is None or low == high:
         raise ArchError(
@@ -227,7 +230,10 @@ def _llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
 
 
 def _yarn(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
-    """Return the values of a yarn scaling: factor, betas, mscales, attention factor, lengths."""
+    """Return the values of a yarn scaling: factor, betas, mscales, attention factor, lengths.
+
+    `rope` is the object to read; arguments as in `_read_factor`.
+    """
     factor = rope.get("factor", positive, context / original)
     m, every = rope.get("mscale", number), rope.get("mscale_all_dim", number)
     return {
@@ -248,7 +254,8 @@ def _yarn(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
 def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     """Return the values of a longrope scaling: both lists of divisors and the attention factor.
 
-    If both lists are equal it is a scaling of type "factors", one divisor for each pair.
+    If both lists are equal it is a scaling of type "factors", one divisor for each pair. `rope` is
+    the object to read; arguments as in `_read_factor`.
     """
     short, long = rope.get("short_factor", divisors), rope.get("long_factor", divisors)
     if short is None or long is None:
@@ -273,7 +280,8 @@ def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scalin
 def _proportional(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     """Return the factor of a proportional scaling and how many elements of a head it rotates.
 
-    The first pairs get the frequencies of a whole head, the others are not rotated.
+    The first pairs get the frequencies of a whole head, the others are not rotated. `rope` is the
+    object to read; arguments as in `_read_factor`.
     """
     part = rope.get("partial_rotary_factor", number, 1.0)
     if not 0 <= part <= 1:

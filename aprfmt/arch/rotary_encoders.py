@@ -158,7 +158,10 @@ NOMIC_BERT = encoder(
 
 
 def _has_mixers(names: Collection[str], values: Params) -> bool:
-    """Return whether tensor names are those of jina's published code."""
+    """Return whether tensor names are those of jina's published code.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     return any(".mixer.Wqkv." in name for name in names)
 
 

@@ -1,7 +1,7 @@
 """rwkv (its fourth version, the one transformers has): time mixing and channel mixing, by names.
 
-The first block alone has a norm of its own in front. GGUF has forms of later versions only. Source:
-transformers' modeling_rwkv.
+Only the first block has a norm before it. GGUF has forms of later versions only.
+Source: transformers' modeling_rwkv.
 """
 
 from aprfmt.arch import hyper_rules

@@ -3,13 +3,13 @@
 Three independent tables make an `ArchSpec`:
 
 - `tensors`: the roles with their logical shapes, independent of any file's names;
-- `bindings`: per naming style ("hf", "gguf"), which stored names hold which roles, and the layout
-  steps between the stored and the logical tensor;
+- `bindings`: per naming style ("hf", "gguf"), which stored names have which roles, and the
+  layout steps between the stored and the logical tensor;
 - `hyper`: per hyperparameter, the keys each style uses, and the default that applies where a
   style leaves it out (defaults exist nowhere else; the value keeps the origin "default").
 
-`block` (block_spec.py) says which operations the forward pass performs, each field out of a fixed
-set.
+`block` (block_spec.py) says which operations the forward pass performs, each field out of a
+fixed set.
 
 A *logical* tensor is the weight as Hugging Face's modules use it: [out, in] matrices, split
 q/k/v and gate/up, split-half rope order (unless the source itself is interleaved), experts
@@ -63,10 +63,12 @@ class HyperParams(Mapping[str, Value]):
     """
 
     def __init__(self, rows: Mapping[str, HyperParam], subject: str = "") -> None:
+        """Take the hyperparameters by name; `subject` (a path) begins error messages."""
         self._rows = dict(rows)
         self._subject = subject
 
     def __getitem__(self, name: str) -> Value:
+        """Return the value of a hyperparameter; ArchError if it has none."""
         return self.of(name).value
 
     def of(self, name: str) -> HyperParam:
@@ -275,7 +277,10 @@ class LayoutStep(Protocol):
     def moves(
         self, stored: Sequence[tuple[int, ...]], hp: Mapping[str, Value]
     ) -> list[list[Move]] | None:
-        """Return the runs of stored elements of each logical output; None: decode instead."""
+        """Return for each logical tensor the runs of stored elements that make it up, in order.
+
+        None if the step cannot be expressed so: then the arrays have to be decoded.
+        """
         ...
 
     def undo(self, stored: Sequence[Array], hp: Mapping[str, Value]) -> list[Array]:

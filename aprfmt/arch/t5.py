@@ -1,7 +1,7 @@
-"""t5 and its family: an encoder and a decoder of as many or fewer layers, which looks at it.
+"""t5 and its family: an encoder, and a decoder of as many or fewer layers that attends to it.
 
 Layers of both share the number {L}; the longer stack counts them. The MLP is gated (t5 v1.1,
-flan, mt5, umt5) or not; the tables of distances stand in the first layers, umt5's in every one.
+flan, mt5, umt5) or not; the tables of distances are in the first layers, umt5's in every one.
 An encoder alone (t5encoder, of diffusion models) is another row. Sources: transformers'
 modeling_t5 and modeling_umt5; the gguf package's name map; the converter's t5.py.
 """

@@ -90,9 +90,11 @@ def model_rows(
     head_gguf: str | None = None,
     norm_steps: Steps = (),
 ) -> tuple[tuple[RoleRow, ...], tuple[RoleRow, ...]]:
-    """Return the rows of the whole-model tensors: embedding, final norm, head.
+    """Return (row of the embedding, rows of the final norm and the head).
 
-    `head_gguf=""`: GGUF has no tensor for the head; the embedding is always used.
+    The first go before those of the layers, the others after. `embed`, `final` and `head` are
+    Hugging Face names. `head_gguf=""`: GGUF has no tensor for the head; the embedding is always
+    used.
     """
     table = ("vocab_size", "hidden_size")
     before = (RoleRow("token_embd.weight", f"{embed}.weight", table, layered=False),)
@@ -113,7 +115,7 @@ def model_rows(
 
 
 class WholeNames(TypedDict, total=False):
-    """The arguments of `model_rows`."""
+    """The keyword arguments of `model_rows`, for annotations."""
 
     embed: str
     final: str
@@ -177,7 +179,10 @@ def plain_mlp(
 
 
 def fused_qkv(hf: str = "self_attn.qkv_proj", suffix: str = "weight") -> Binding:
-    """Return the binding of one matrix with the rows of q, then k, then v."""
+    """Return the binding of one stored matrix with the rows of q, then k, then v.
+
+    `hf` is its name in a layer, `suffix` "weight" or "bias".
+    """
     roles = tuple(f"attn_{x}.{suffix}" for x in "qkv")
     return Binding((f"{LAYER}{hf}.{suffix}",), roles, (Split((Q, KV, KV)),))
 

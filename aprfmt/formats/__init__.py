@@ -1,7 +1,7 @@
 """The FORMATS table, detection by content, and the two verbs: open_source and open_sink.
 
-A row says how a format is recognised, which functions read and write it, and what it can hold. No
-other code compares a format's name in an `if`.
+A row says how a format is recognised, which functions read and write it, and what it can store.
+No other code compares a format's name in an `if`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OpenSource(Protocol):
-    """How a format opens a regular file."""
+    """The signature of the function with which a format opens a regular file."""
 
     def __call__(self, path: Path, *, partial: bool = False) -> Source:
         """Return `path` as an open source.
@@ -45,7 +45,7 @@ class ReadStructure(Protocol):
 
 
 class OpenSink(Protocol):
-    """How a format starts a new file."""
+    """The signature of the function with which a format starts a new file."""
 
     def __call__(
         self, path: Path, *, force: bool = False, max_shard_size: int | None = None, **options: Any
@@ -182,7 +182,7 @@ def checksum_matches(source: Source, known: Callable[[], Mapping[Path, int]] = d
 
 
 def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:
-    """Return a warning if a file's checksum over all its bytes is wrong.
+    """Return [a warning] if a file's checksum over all its bytes is wrong, else [].
 
     Reads every byte of the file, unless `matches` already gives the result.
     """

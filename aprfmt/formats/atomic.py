@@ -77,6 +77,7 @@ class FileSet:
         ours: Callable[[str], bool] = lambda name: False,
         nested: bool = False,
     ) -> None:
+        """Make an empty set; nothing is written before `create`."""
         self._force = force
         self._folder = None if folder is None else Path(folder)
         self._ours = ours
@@ -96,6 +97,7 @@ class FileSet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Publish the files if the block ended cleanly; remove what was not published."""
         try:
             if kind is None:
                 self.publish()
@@ -194,7 +196,7 @@ class FileSet:
                 )
 
     def discard(self) -> None:
-        """Remove everything that was not published; never raises OSError."""
+        """Close and remove all files that were not published; never raises OSError."""
         with delay_signals():
             self._closed = True
             OPEN.discard(self)
@@ -300,7 +302,10 @@ class FileSet:
                 raise
 
     def _check_old(self, folder: Path, target: Path) -> None:
-        """Raise OutputError if the folder holds files that aprfmt would not write."""
+        """Raise OutputError if the old folder has files that may not be replaced.
+
+        Without `force` that is any file, with it one that aprfmt would not write.
+        """
         names = [name for name in sorted(os.listdir(target)) if not _is_hidden(name)]
         if names and not self._force:
             raise OutputError(f"{folder}: exists and is not empty; use --force to replace it")
@@ -392,7 +397,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _same_file(facts: os.stat_result, identity: str) -> bool:
-    """Return whether a file is the one of an identity; its time may have changed."""
+    """Return whether a file has the device, inode and size of an identity; its time may differ."""
     return file_identity(facts).split(":")[:3] == identity.split(":")[:3]
 
 
@@ -431,5 +436,5 @@ class NullFileSet(FileSet):
     """A set of files that writes nothing, for a sink that only makes its plan."""
 
     def create(self, path: Path) -> OutputFile:
-        """Return a file that discards what is written."""
+        """Return an output file that discards what is written to it."""
         return _NullFile(path, path, path)

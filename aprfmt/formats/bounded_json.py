@@ -282,7 +282,7 @@ def _refuse_constant(where: str) -> Callable[[str], NoReturn]:
 
 
 def _check_surrogates(raw: bytes, where: str) -> None:
-    r"""Raise FormatError for lone surrogate escapes, which UTF-8 cannot hold.
+    r"""Raise FormatError for lone surrogate escapes, which UTF-8 cannot express.
 
     Valid escapes are blanked out, which keeps offsets. Escaped backslashes are blanked first, so
     that every `\u` left is an escape.
@@ -297,7 +297,7 @@ def _check_surrogates(raw: bytes, where: str) -> None:
 
 
 def _find_nonfinite(value: Any) -> str | None:
-    """Return `path is NaN` for the first number of `value` that JSON cannot hold."""
+    """Return "PATH is NaN" for the first number that JSON cannot express; None without one."""
     stack: list[tuple[str, Any]] = [("$", value)]
     while stack:
         path, item = stack.pop()

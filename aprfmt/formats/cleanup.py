@@ -14,7 +14,7 @@ class Unpublished(Protocol):
     pid: int
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the files of the output."""
         ...
 
 
@@ -25,7 +25,7 @@ OPEN: set[Unpublished] = set()
 
 @atexit.register
 def discard_open() -> None:
-    """Discard every output that is neither published nor discarded."""
+    """Discard every output of this process that is neither published nor discarded."""
     for files in list(OPEN):
         if files.pid == os.getpid():  # a forked child must not remove its parent's files
             files.discard()

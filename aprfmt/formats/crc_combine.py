@@ -25,6 +25,7 @@ class RunningChecksum:
     """CRC-32 of a file whose first bytes (the head) may still change."""
 
     def __init__(self, head: bytes) -> None:
+        """Start after `head`, whose CRC-32 is computed in `digest`, as its bytes may change."""
         self._head_bytes = len(head)
         self._pieces = [ChecksumPiece()]
 

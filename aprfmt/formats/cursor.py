@@ -50,6 +50,7 @@ class Cursor:
     __slots__ = ("_far", "_sure", "buffer", "end", "faults", "offset", "order", "size", "where")
 
     def __init__(self, buffer: Region, where: str, offset: int = 0, end: int | None = None) -> None:
+        """Start at `offset`; `end` is the file's end by default. TruncatedError beyond it."""
         self._far = None if isinstance(buffer, memoryview) else buffer
         self._sure = 0  # where the header reaches at least, by the counts read so far
         self.size = len(buffer)
@@ -67,7 +68,7 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
-        """Bytes between the cursor and its end."""
+        """The number of bytes between the cursor and its end."""
         return self.end - self.offset
 
     def need(self, count: int, what: str) -> None:
@@ -87,14 +88,14 @@ class Cursor:
             )
 
     def take(self, count: int, what: str) -> memoryview:
-        """Return the next `count` bytes as a view and move past them."""
+        """Return the next `count` bytes as a view and move past them; TruncatedError if too few."""
         self.need(count, what)
         view = self.buffer[self.offset : self.offset + count]
         self.offset += count
         return view
 
     def skip(self, count: int, what: str) -> None:
-        """Move past `count` bytes without touching them."""
+        """Move past `count` bytes without reading them; TruncatedError if fewer are left."""
         self.need(count, what)
         self.offset += count
 

@@ -16,11 +16,16 @@ from aprfmt.errors import FormatError
 
 
 class Faults:
-    """The faults of one file. `broken`: tensor name -> the error that reading the tensor raises."""
+    """The faults of one file, collected or raised.
+
+    `broken` maps a tensor name to the error that reading it raises. `damage` are the faults in
+    order. `collect`: they are collected, and the first one does not raise.
+    """
 
     __slots__ = ("_errors", "broken", "collect", "damage", "where")
 
     def __init__(self, where: str, collect: bool) -> None:
+        """Start without faults; `where` names the file, `collect`: do not raise them."""
         self.where = where
         self.collect = collect
         self.damage: list[Damage] = []
@@ -86,7 +91,7 @@ class Structure:
         return [info for name, info in self.infos.items() if name not in self.faults.broken]
 
     def warn(self, key: str, text: str, where: str = "") -> None:
-        """Add a warning; `key` is one of WARNINGS, `where` defaults to the file."""
+        """Add a warning note; `key` is one of WARNINGS, `where` defaults to the file."""
         self.notes.append(Note("warning", where or self.where, text, key))
 
     def remark(self, text: str) -> None:

@@ -66,7 +66,7 @@ def patch_path(path: Path) -> Path:
 
 
 def refuse_half_changed(path: Path) -> None:
-    """Raise FormatError for a file that an interrupted change left half old and half new."""
+    """Raise FormatError for a file that an interrupted change left partly old and partly new."""
     if isinstance(path, RemotePath):
         return
     real = Path(os.path.realpath(path))
@@ -108,11 +108,11 @@ def complete_patches(folder: Path) -> None:
 
 
 def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
-    """Write pieces over what a file has, all of them or, after a kill, by the next run.
+    """Write pieces over a file's bytes: all of them or, after a kill, by the next run.
 
     `identity` is that of the open file that the pieces were made for (`MappedFile.identity`).
-    Raises OutputError where the file is another one by now or has other bytes, or cannot be
-    written; it is then as it was, unless the message says that a patch was left.
+    Raises OutputError where the file is another one now, has other bytes, or cannot be
+    written; it is then unchanged, unless the message says that a patch was left.
     """
     complete_patches(path.parent)
     clean_leftovers(path.parent)
@@ -155,7 +155,7 @@ def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
 
 
 def inode_identity(facts: os.stat_result) -> str:
-    """Return what stays of a file while its bytes change: inode, size and owner."""
+    """Return inode, size and owner of a file, which stay the same while its bytes change."""
     return f"{facts.st_ino}:{facts.st_size}:{facts.st_uid}"
 
 

@@ -1,19 +1,19 @@
 """Renames several files of one folder together; after a kill, the next run completes the renaming.
 
-Before the first rename a journal `.aprfmt-journal-<hash>.json` is written and synced. It lists the
-renames; repeating them is harmless, so any later run can complete them, and readers can tell a
-mixed set from a whole one. A rename that fails is undone in the same way: hard links keep the old
-files until the end, and a second journal lists the way back. Without hard links (FAT) the journal
-stays and the next run completes it.
+Before the first rename a journal `.aprfmt-journal-<hash>.json` is written and synced. It lists
+the renames; repeating them is harmless, so any later run can complete them, and readers can tell
+a mixed set from a complete one. A rename that fails is undone in the same way: hard links keep
+the old files until the end, and a second journal lists the way back. Without hard links (FAT)
+the journal stays and the next run completes it.
 
     {"schema": "aprfmt.journal/1", "moves": [[temporary, final], ...], "removes": [name, ...],
      "files": {name: identity, ...}, "signature": HMAC}
 
 A journal may have been planted. It is completed only where it is signed by this user's key, the
-file is this user's, and every file that it moves is the one that was written: its inode, size and
-owner, on the folder's device. (The device's own number may change when the system starts again.) A
-file that it removes and that is another one by now stays. Any other journal is left alone, with
-what it names, and that is said.
+file is this user's, and every file that it moves is the one that was written: its inode, size
+and owner, on the folder's device. (The device's own number may change when the system starts
+again.) A file to be removed is left if it is another one now. Any other journal, with the files
+it names, is left alone with a warning.
 """
 
 import errno
@@ -71,7 +71,7 @@ class Journal:
     signature: str = ""
 
     def dumps(self) -> bytes:
-        """Return the journal file's bytes, signed."""
+        """Return the bytes of the journal file, with the signature."""
         value = self._unsigned() | {"signature": sign(SCHEMA, self._payload())}
         return bounded_json.dumps(value).encode("utf-8")
 
@@ -80,7 +80,7 @@ class Journal:
         return is_signed(SCHEMA, self._payload(), self.signature)
 
     def is_file(self, name: str, facts: os.stat_result | None) -> bool:
-        """Return whether a file, by its status, is the one that the journal names."""
+        """Return whether the status `facts` is that of the file the journal means by `name`."""
         return facts is not None and self.files.get(name) in (
             _identity(facts),
             _identity(facts, stable=False),
@@ -115,7 +115,7 @@ def _identities(folder: Path, names: Iterable[str], *, stable: bool = True) -> d
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """Return the status of a name, links not followed; None where nothing has it."""
+    """Return the status of a path, links not followed; None if it does not exist."""
     try:
         return os.lstat(path)
     except FileNotFoundError:
@@ -204,7 +204,10 @@ def _left(folder: Path, journal: Journal, why: str) -> Note:
 
 
 def reserved_names(folder: Path) -> set[str] | None:
-    """Return the temporary names that journals of `folder` still need; None if not known."""
+    """Return the temporary names that journals of `folder` still need.
+
+    None if the folder cannot be listed.
+    """
     names: set[str] = set()
     try:
         for name in _journals(folder):

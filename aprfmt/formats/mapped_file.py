@@ -88,6 +88,7 @@ class MappedFile:
     _fd: int | None = None
 
     def __init__(self, path: Path) -> None:
+        """Map the file at `path`; FormatError if it is not a regular file."""
         self.path = path
         self._map: _Map | None = None
         fd = open_regular(path)
@@ -140,7 +141,7 @@ class MappedFile:
         """Do nothing: the system reads mapped files ahead by itself."""
 
     def drop(self, start: int, stop: int) -> None:
-        """Release the pages of [start, stop); they are read again if needed."""
+        """Release the mapped pages of [start, stop); a later read loads them again."""
         if self._map is not None:
             release_pages(self._map, start, stop)
 
@@ -340,7 +341,7 @@ ShardT = TypeVar("ShardT", bound="Shard[Any]")
 
 @dataclass(frozen=True, slots=True)
 class Shard(Generic[ParsedT]):
-    """One open file and its structure."""
+    """One open file of a model, with its parsed structure."""
 
     file: ByteSource
     parsed: ParsedT
@@ -370,6 +371,7 @@ class MappedSource(Generic[ShardT]):
     """Base of an open model of one or more files: paths, notes, damage and closing."""
 
     def __init__(self, path: Path, shards: Sequence[ShardT], notes: Sequence[Note] = ()) -> None:
+        """Take the open shards; `notes` are those on the set, which come before the shards' own."""
         self.path = path
         self.shards = tuple(shards)
         self.files: tuple[Path, ...] = tuple(shard.file.path for shard in shards)
@@ -397,6 +399,7 @@ class MemoryTensor(LazyTensor):
     info: TensorInfo
 
     def __init__(self, info: TensorInfo, data: bytes | bytearray | memoryview) -> None:
+        """Take the bytes of a tensor; ValueError unless there are as many as its info says."""
         view = memoryview(data).cast("B")
         if len(view) != info.nbytes:
             raise ValueError(f"{info.name}: {len(view)} bytes given, its info says {info.nbytes}")

@@ -50,13 +50,15 @@ def take_mode(fd: int, old: os.stat_result) -> None:
 class OutputFile:
     """Sequential writer of one file of a set; made by `FileSet.create`.
 
-    `path` is the requested name, `final` the same with links resolved, `temporary` what is written.
-    `identity`, of the closed file, changes when its bytes do.
+    `path` is the requested name, `final` the same with links resolved, `temporary` the file that is
+    written. `identity`, of the closed file, changes when its bytes do. `existed`: it replaces a
+    file.
     """
 
     identity = ""
 
     def __init__(self, path: Path, temporary: Path, final: Path) -> None:
+        """Take the file's paths; `open` creates it."""
         self.path = path
         self.temporary = temporary
         self.final = final
@@ -86,7 +88,7 @@ class OutputFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether the temporary file is open, so that it is one that this run made."""
+        """Whether the temporary file is open, which means that this run created it."""
         return self._fd is not None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:

@@ -45,7 +45,10 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getatt
 
 @dataclass(frozen=True)
 class FinishedTensor:
-    """A tensor that an earlier run wrote: its CRC-32, and how many values changed in it."""
+    """A tensor that an earlier run wrote: its CRC-32, and how many values changed in it.
+
+    `counts` are (changed, overflowed, underflowed).
+    """
 
     crc: int
     counts: tuple[int, int, int]
@@ -247,6 +250,7 @@ class ResumableFileSet(FileSet):
         folder: Path | None = None,
         ours: Callable[[str], bool] = lambda name: False,
     ) -> None:
+        """Prepare the output `output`; the other arguments are those of FileSet."""
         super().__init__(force=force, folder=folder, ours=ours)
         self.output = output
         self.hidden = staging_folder(output)

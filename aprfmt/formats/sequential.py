@@ -32,7 +32,7 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Four bytes: the little-endian CRC-32 (zlib's) of everything before them in the file.
+    """The place of a checksum: the little-endian CRC-32 (zlib's) of all bytes before it.
 
     `settle` gets the four computed bytes and returns the four to write.
     """
@@ -45,7 +45,10 @@ Segment = bytes | memoryview | TensorSlot | Checksum
 
 @dataclass(frozen=True, slots=True)
 class FileProgram:
-    """One file. `head` may be amended until the end; it ends before the first tensor."""
+    """What one file consists of: its first bytes `head`, then the segments of `body`.
+
+    `head` may be amended until the end; it ends before the first tensor.
+    """
 
     path: Path
     head: bytes
@@ -96,6 +99,7 @@ class SequentialSink:
     """
 
     def __init__(self, path: Path, *, force: bool = False, files: FileSet | None = None) -> None:
+        """Prepare to write `path`; nothing is opened before `plan`."""
         self._path = Path(path)
         self._own = files is None
         self._files = FileSet(force=force) if files is None else files
@@ -113,7 +117,7 @@ class SequentialSink:
     def _lay_out(
         self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
     ) -> Sequence[FileProgram]:
-        """Return the files to write, the one whose metadata `amend` changes first."""
+        """Return the programs of the files to write, first the one that `amend` changes."""
         raise NotImplementedError
 
     def plan(self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> None:
@@ -129,7 +133,7 @@ class SequentialSink:
         self._next = next(self._steps, None)
 
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write the bytes of the next planned tensor, and the program's bytes after it."""
+        """Write the next planned tensor from `chunks`, and the program's bytes after it."""
         room = self._awaited(name)
         if self._out is not None:
             self._last = self._out, self._out.tell()
@@ -200,7 +204,10 @@ class SequentialSink:
         return room
 
     def amend(self, old: str, new: str) -> None:
-        """Write `new` over the metadata text `old`; ConversionError unless it occurs once."""
+        """Overwrite the metadata text `old` with `new`, of equal length, in the first file.
+
+        ConversionError unless `old` occurs exactly once.
+        """
         before, after = old.encode("ascii"), new.encode("ascii")
         programs = self._programs or ()
         head = programs[0].head if programs else b""
@@ -238,7 +245,7 @@ class SequentialSink:
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files being written, in shard order, an index last."""
+        """The paths of the files being written, in shard order, an index last."""
         return [program.path for program in self._programs or ()]
 
     @property
@@ -250,6 +257,7 @@ class SequentialSink:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Check that all is written; publish or discard the files if the sink owns them."""
         try:
             if not any(exc):
                 self._finish()
@@ -328,7 +336,7 @@ class SequentialSink:
 
 
 def program_size(program: FileProgram) -> int:
-    """Return the bytes of the file a program writes."""
+    """Return the number of bytes of the file that a program writes."""
     size = len(program.head)
     for segment in program.body:
         if isinstance(segment, TensorSlot):

@@ -32,7 +32,7 @@ class ShardIndex:
 
 
 def read_index(path: Path) -> ShardIndex:
-    """Return an index with the paths of its files, in the order of their names.
+    """Return the index in a file, with the paths of the shards in the order of their names.
 
     Raises FormatError for an index that breaks a rule, and for a set that an interrupted run left
     partly old.

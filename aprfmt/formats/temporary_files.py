@@ -47,7 +47,7 @@ _TODO = {
 
 
 def output_error(path: Path | str, what: str, error: OSError | ValueError) -> OutputError:
-    """Return the OutputError that says which output failed, why, and what to do."""
+    """Return the OutputError of a failed system call: which output, what, why, what to do."""
     number = error.errno if isinstance(error, OSError) else None
     reason = os_reason(error)
     todo = f"; {_TODO[number]}" if number in _TODO else ""
@@ -89,7 +89,7 @@ def host_id() -> str:
 
 
 def temporary_name(name: str) -> str:
-    """Return a fresh temporary name for a file or folder called `name`."""
+    """Return a new temporary name, in the same folder, for a file or folder called `name`."""
     raw = os.fsencode(name)
     if len(raw) > _MAX_STEM:
         name = raw[:_MAX_STEM].decode("utf-8", "ignore")
@@ -197,7 +197,7 @@ def _empty(folder: int, depth: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the entries of `folder` to disk, if the system can sync folders."""
+    """Sync a folder's entries (names) to disk, if the system can sync folders."""
     fd = _open_folder(folder)
     if fd is not None:
         try:

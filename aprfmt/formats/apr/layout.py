@@ -117,7 +117,7 @@ class Header:
         return cls(*_HEADER.unpack(raw))
 
     def pack(self) -> bytes:
-        """Return the 64 bytes with the present value of `checksum`."""
+        """Return the 64 bytes of the header; its checksum is written without being computed."""
         return _HEADER.pack(
             self.magic,
             self.major,
@@ -134,7 +134,7 @@ class Header:
 
     @property
     def computed_checksum(self) -> int:
-        """CRC-32 (zlib's) over the header without its checksum field."""
+        """The CRC-32 (zlib's) that the header's bytes have, without its checksum field."""
         raw = self.pack()
         return zlib.crc32(raw[CRC_AT + 4 :], zlib.crc32(raw[:CRC_AT]))
 
@@ -144,13 +144,16 @@ class Header:
 
     @property
     def flag_names(self) -> tuple[str, ...]:
-        """Names of the flag bits that are set; undefined bits as `0x1000`."""
+        """The names of the flag bits that are set; undefined bits as `0x1000`."""
         bits = (1 << at for at in range(16) if self.flags >> at & 1)
         return tuple(FLAGS.get(bit, f"0x{bit:04x}") for bit in bits)
 
 
 def fresh_header(flags: int, count: int, metadata_size: int, index_size: int) -> Header:
-    """Return the sealed header the reference writer makes for these sizes."""
+    """Return the header, with its checksum, that the reference writer makes for these sizes.
+
+    `count` is the number of tensors, `metadata_size` and `index_size` are in bytes.
+    """
     index_offset = HEADER_SIZE + align_size(metadata_size)
     return Header(
         MAGIC,
@@ -169,7 +172,7 @@ def fresh_header(flags: int, count: int, metadata_size: int, index_size: int) ->
 def pack_entry(
     name: bytes, code: int, shape: Sequence[int], data_offset: int, nbytes: int
 ) -> bytes:
-    """Return one index entry; `data_offset` counts from the header's data_offset."""
+    """Return the bytes of one index entry; `data_offset` counts from the header's data_offset."""
     return struct.pack(
         f"<H{len(name)}sBB{len(shape)}QQQ",
         len(name),
@@ -225,7 +228,7 @@ def resolve_encoding(
 
 
 def expected_sizes(code: int, shape: Sequence[int]) -> str:
-    """Return the sizes a code could have for a shape, for a message: `F64 16, Q4_1 20`."""
+    """Return the bytes that a code means for a shape, for a message: `F64 16, Q4_1 20`."""
     found: list[str] = []
     for name in CODES[code]:
         sizes = sorted({fit.nbytes for fit in possible_sizes(ENCODINGS[name], shape)})

@@ -123,7 +123,7 @@ def typed_keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
 
 
 def type_mismatches(metadata: Mapping[str, Value]) -> list[str]:
-    """Return a sentence for every typed key whose value has another JSON type.
+    """Return a sentence for every typed key whose value has another JSON type than it should.
 
     The reference refuses such a file; here it is a warning.
     """

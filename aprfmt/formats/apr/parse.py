@@ -72,7 +72,10 @@ def _parse_compressed(
 
 
 def _read_header(buffer: Region, where: str, faults: Faults) -> tuple[Header, bool]:
-    """Return the checked header, and whether its magic is a legacy one."""
+    """Return (the checked header, whether its magic is a legacy one).
+
+    Adds a fault for a wrong checksum; UnsupportedError for other versions and formats.
+    """
     if len(buffer) < HEADER_SIZE:
         raise TruncatedError(
             f"{where}: has {len(buffer)} bytes, an APR header has {HEADER_SIZE}; the file is cut"
@@ -242,7 +245,7 @@ def _read_index(parsed: ParsedApr) -> None:
 
 
 def _find_index(parsed: ParsedApr) -> Cursor:
-    """Return a cursor at the index; FormatError if the header's offset for it is impossible."""
+    """Return a cursor at the index; FormatError if the header's offset or count is impossible."""
     header, where = parsed.header, parsed.where
     start = header.index_offset
     metadata_end = parsed.metadata_end

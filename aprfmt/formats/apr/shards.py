@@ -35,7 +35,7 @@ def shard_stem(name: str) -> str:
 
 
 def manifest_name(stem: str) -> str:
-    """Return the file name of our manifests."""
+    """Return the file name of the manifest that we write for shards named after `stem`."""
     return f"{stem}-manifest.json"
 
 
@@ -67,7 +67,10 @@ class ManifestShard:
 
 
 def read_manifest(path: Path) -> list[ManifestShard]:
-    """Return the shards a manifest names, in order; FormatError if it contradicts itself."""
+    """Return the shards that a manifest file names, in order.
+
+    Raises FormatError if it contradicts itself.
+    """
     return parse_manifest(bounded_json.load_file(path, MAX_INDEX), path)
 
 

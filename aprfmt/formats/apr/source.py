@@ -1,4 +1,4 @@
-"""An open APR v2 file, or the open shards of a set."""
+"""The sources of APR v2 models: one open file, or the open shards of a set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from aprfmt.formats.shard_set import join_tensors
 
 
 class AprShard(mapped_file.Shard[ParsedApr]):
-    """One open file and its structure; the tensors are the logical ones, in index order."""
+    """One open APR file and its structure; its tensors are the logical ones, in index order."""
 
     __slots__ = ()
 
@@ -81,6 +81,7 @@ class AprSource(mapped_file.MappedSource[AprShard]):
     types: Mapping[str, str] = {}
 
     def __init__(self, path: Path, shards: Sequence[AprShard], notes: Sequence[Note] = ()) -> None:
+        """Take the open shards in order; join their tensors if there are several."""
         super().__init__(path, shards, notes)
         first = shards[0].parsed
         self.metadata: Mapping[str, Value] = first.metadata
@@ -96,7 +97,7 @@ class AprSource(mapped_file.MappedSource[AprShard]):
 
     @property
     def metadata_raw(self) -> bytes:
-        """The first file's metadata bytes, unchanged."""
+        """The bytes of the first file's metadata."""
         return bytes(self.shards[0].parsed.metadata_raw)
 
     def footer_state(self) -> FooterState:

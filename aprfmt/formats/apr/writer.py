@@ -60,6 +60,7 @@ class AprSink(sequential.SequentialSink):
         max_shard_size: int | None = None,
         like: AprSource | None = None,
     ) -> None:
+        """Prepare to write `path`; nothing is opened before `plan`."""
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
         self._like = like

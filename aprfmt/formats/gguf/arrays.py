@@ -109,7 +109,7 @@ class StoredArray(Sequence[Any]):
 
 
 class NumberArray(StoredArray):
-    """Numbers or bools of one size."""
+    """A lazy array of numbers or bools."""
 
     __slots__ = ()
 
@@ -138,11 +138,12 @@ class NumberArray(StoredArray):
 
 
 class StringArray(StoredArray):
-    """Strings; bytes that are not UTF-8 come as surrogate escapes, so nothing is lost."""
+    """A lazy array of strings; bytes that are not UTF-8 become surrogate escapes."""
 
     __slots__ = ("_marks",)
 
     def __init__(self, cursor: Cursor, start: int, count: int, marks: "array[int]") -> None:
+        """Take an array that ends at the cursor; `marks` are the offsets of every 64th string."""
         super().__init__(cursor, start, STRING, count)
         self._marks = marks
 
@@ -176,6 +177,10 @@ class NestedArray(StoredArray):
     def __init__(
         self, cursor: Cursor, start: int, count: int, marks: "array[int]", inner: str
     ) -> None:
+        """Take an array that ends at the cursor; `marks` are the offsets of every 64th element.
+
+        `inner` is the part of the type's name that all elements share.
+        """
         super().__init__(cursor, start, ARRAY, count)
         self._marks = marks
         self.type += inner
@@ -198,7 +203,7 @@ class NestedArray(StoredArray):
 
 
 def read_type(cursor: Cursor, what: str) -> ValueType:
-    """Read a u32 value type. Raises FormatError for an id that GGUF does not have."""
+    """Return the value type of the next u32 id; FormatError for an id that GGUF does not have."""
     at = cursor.offset
     found = cursor.uint(4, what)
     if found not in TYPE_BY_ID:
@@ -246,7 +251,10 @@ def _skip_numbers(cursor: Cursor, element: ValueType, count: int, what: str) -> 
 
 
 def report_bool(cursor: Cursor, what: str, at: int, found: int) -> None:
-    """Report a byte that is not 0 or 1 to the cursor's faults."""
+    """Add a fault to the cursor's for a bool whose byte `found` is not 0 or 1.
+
+    `at` is its offset, `what` names the key.
+    """
     error = FormatError(
         f"{cursor.where}: {what} has a bool of {found} at offset {at}; GGUF has 0 and 1; "
         "the file is damaged"

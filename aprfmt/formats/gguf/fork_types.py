@@ -19,7 +19,7 @@ from aprfmt.formats.gguf.layout import align_size
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """A line of the tensor table; `offset` counts from the data section."""
+    """A line of the tensor table; `offset` counts from the start of the data section."""
 
     name: str
     shape: tuple[int, ...]

@@ -60,7 +60,7 @@ class Metadata(Mapping[str, Value]):
 
     @property
     def types(self) -> dict[str, str]:
-        """Value types by key: `uint32`, `string`, `array:string`, `array:array:int32`."""
+        """{key: value type}: `uint32`, `string`, `array:string`, `array:array:int32`."""
         return {key: field.type for key, field in self.fields.items()}
 
 

@@ -23,6 +23,7 @@ class GGUFSource(MappedSource[GgufShard]):
     format = "gguf"
 
     def __init__(self, path: Path, shards: Sequence[GgufShard], notes: Sequence[Note] = ()) -> None:
+        """Take the open shards in order; the first one has the metadata."""
         super().__init__(path, shards, notes)
         first = shards[0].parsed
         self.version = str(first.version)

@@ -36,6 +36,7 @@ class GGUFSink(SequentialSink):
         max_shard_size: int | None = None,
         alignment: int | None = None,
     ) -> None:
+        """Prepare to write `path`; nothing is opened before `plan`."""
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
         self._alignment_wish = alignment

@@ -105,14 +105,20 @@ def _tensor_v3(
     dtype: Any,
     metadata: Any = None,
 ) -> TensorValue:
-    """Return the description of a view whose dtype is given beside that of the storage."""
+    """Return the description of a view whose dtype is not that of its storage.
+
+    Gradient and hooks do not change its values.
+    """
     if not isinstance(storage, Storage):
         raise ValueError(f"the storage is {describe_value(storage)}")
     return _of(storage, dtype_of(dtype), offset, size, stride, metadata)
 
 
 def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None, state: Any = None) -> Any:
-    """Return the description of a parameter: that of its data, with its attributes added."""
+    """Return the description of a parameter: that of its data, with its attributes added.
+
+    Gradient and hooks do not change its values.
+    """
     if not isinstance(data, TensorValue | SparseTensorValue):
         raise ValueError(f"the data is {describe_value(data)}")
     if isinstance(data, TensorValue) and not data.kind:
@@ -131,7 +137,10 @@ def _quantized(
     requires_grad: Any = False,
     hooks: Any = None,
 ) -> TensorValue:
-    """Return the description of a quantized tensor, with its scales and zero points."""
+    """Return the description of a quantized tensor, with its scales and zero points.
+
+    Gradient and hooks do not change its values.
+    """
     found = _tensor(storage, offset, size, stride)
     if (
         not isinstance(quantizer, tuple)
@@ -166,7 +175,10 @@ def _wrapper(
     device: Any,
     requires_grad: Any,
 ) -> TensorValue:
-    """Return the description of a wrapper subclass, which has no storage of its own."""
+    """Return the description of a wrapper subclass, which has no storage of its own.
+
+    Layout, device and gradient do not matter for it.
+    """
     found = _of(None, dtype_of(dtype), offset, size, stride)
     found.kind = describe_value(kind)
     return found
@@ -280,7 +292,10 @@ def _same(value: Any, *more: Any) -> Any:
 
 
 def _reconstructor(kind: Any, base: Any, state: Any) -> PickledObject:
-    """Return an empty object of a class; ValueError unless the class only holds values."""
+    """Return an empty object of a class; ValueError unless the class may be described.
+
+    The other two arguments of copyreg's function are not used: the state comes later.
+    """
     if not isinstance(kind, GlobalName) or not is_value_class(kind):
         raise ValueError(f"it makes {describe_value(kind)}")
     return PickledObject(kind)

@@ -114,6 +114,7 @@ class Unpickler:
         resolve: Callable[[Any], Any],
         imports: dict[str, None],
     ) -> None:
+        """Prepare to read the next pickle of `stream`; the arguments are explained at the class."""
         self.stream = stream
         self._call = call
         self._resolve = resolve

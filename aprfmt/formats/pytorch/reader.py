@@ -28,7 +28,7 @@ class ParsedPickle(Structure):
         self._contents = contents
 
     def regions(self) -> list[tuple[int, int]]:
-        """Return the parts of the file as (start, stop); between them is padding."""
+        """Return the parts of the file as (start, stop), in order; between them is padding."""
         return self._contents.regions()
 
 
@@ -36,6 +36,7 @@ class PickledFile:
     """One open file: its tensors and values by path, and the names that its pickle imports."""
 
     def __init__(self, file: ByteSource) -> None:
+        """Read everything but the tensors' bytes of an open file. Raises FormatError."""
         where = str(file.path)
         self.file = file
         self.contents: PickleContents = read_contents(file, where)
@@ -141,6 +142,7 @@ class PytorchSource:
         index_metadata: Mapping[str, Value],
         notes: Sequence[Note] = (),
     ) -> None:
+        """Take the opened files, in order, and their joined tensors."""
         self.path = path
         self.shards = tuple(opened)
         self.files = tuple(each.file.path for each in opened)
@@ -240,7 +242,7 @@ def check_record_checksums(source: PytorchSource, known: Mapping[Path, int]) -> 
 
 
 def refuse_writing(path: Path, **options: object) -> None:
-    """Raise UnsupportedError: this format is only read."""
+    """Raise UnsupportedError: this format is only read. `options` are those of every sink."""
     raise UnsupportedError(
         f"{path}: files of torch.save are read here, not written, as others have to run code to "
         "load them; write .safetensors: torch loads it with safetensors.torch.load_file"

@@ -26,6 +26,7 @@ class Flattened:
     """The content of a description: `tensors` and `values` by path, `classes` with their counts."""
 
     def __init__(self, value: Any, where: str) -> None:
+        """Collect the tensors and values inside the description `value` of a pickle."""
         self.where = where
         self.tensors: dict[str, TensorValue] = {}
         self.values: dict[str, Any] = {}

@@ -275,6 +275,7 @@ class _Tar:
     """Reads the members of the oldest form, a tar archive, one after another."""
 
     def __init__(self, file: ByteSource, where: str) -> None:
+        """Read the archive's list of members; the other attributes are filled by `read_...`."""
         self.file, self.where = file, where
         self.members = _members(file, where)
         self.imports: dict[str, None] = {}

@@ -36,6 +36,10 @@ class StridedTensor(LazyTensor):
         place: tuple[int, int],
         swapped: bool,
     ) -> None:
+        """Take a described tensor; `place` are (start, stop) of its storage in the file.
+
+        `swapped`: the file is big-endian.
+        """
         self._file, self.info, self._value = file, info, value
         self._place, self._swapped = place, swapped
 

@@ -28,7 +28,7 @@ _RANKS = {BY_SAFETENSORS[dtype].name: rank for rank, dtype in enumerate(DTYPE_OR
 
 
 def element_bits(row: Encoding) -> int:
-    """Return the bits of one element; every encoding of the format has a whole number."""
+    """Return the bits of one element of an encoding, always a whole number in this format."""
     return 8 * row.type_size // row.block_size
 
 

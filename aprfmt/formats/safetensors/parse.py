@@ -254,7 +254,7 @@ def _join(parsed: ParsedSafe) -> None:
 
 
 def _refuse_zeros(raw: memoryview, where: str) -> None:
-    """Raise FormatError for a large header that holds a zero byte, before it is copied whole.
+    """Raise FormatError for a large header with a zero byte, before all of it is copied.
 
     JSON has none: a file whose pages were never written has nothing else. A small header costs
     little to parse, and the parser says more.
@@ -274,12 +274,13 @@ class _Entries:
     """Reader of the entries without a fault, which nearly all are: a header may have a million."""
 
     def __init__(self, data_offset: int) -> None:
+        """Start without known dtypes; `data_offset` is where the tensors begin in the file."""
         self._base = data_offset
         # dtype and shape -> encoding, shape, bytes, bytes of a row
         self._known: dict[Any, tuple[str, tuple[int, ...], int, int | None]] = {}
 
     def sound(self, name: str, entry: Any) -> TensorInfo | None:
-        """Return the tensor of an entry, None if it has any fault: then `_info` reports it."""
+        """Return the tensor of an entry, None if it has any fault: `_read_any_entry` reports it."""
         if type(entry) is not dict or tuple(entry) != FIELDS:
             return None
         dtype, shape, offsets = entry.values()
@@ -425,7 +426,7 @@ def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, in
 
 
 def _size_error(row: Encoding, shape: Sequence[int], extent: tuple[int, int]) -> str:
-    """Return what is wrong with the sizes of an entry; "" if they are consistent."""
+    """Return what is wrong with shape and offsets of an entry; "" if they fit each other."""
     begin, end = extent
     shown = shorten(str(shape), 200)
     count = 1
@@ -453,7 +454,7 @@ def _is_sizes(value: Any) -> bool:
 
 
 def _check_gaps(parsed: ParsedSafe) -> None:
-    """Report bytes that belong to no tensor, and empty tensors inside others."""
+    """Add faults for bytes that belong to no tensor, and for empty tensors inside others."""
     faults = parsed.faults
     if any(one.tensors for one in faults.damage):
         return  # bytes of damaged ones would look like gaps

@@ -47,6 +47,7 @@ class SafetensorsSource(mapped_file.MappedSource[SafeShard]):
         index_faults: Sequence[IndexFault] = (),
         weight_map: Mapping[str, str] | None = None,
     ) -> None:
+        """Take the open shards, in order, and their joined tensors."""
         merged, more = merge_metadata(
             {str(shard.file.path): shard.parsed.metadata for shard in shards}
         )

@@ -49,6 +49,7 @@ class SafetensorsSink(SequentialSink):
         like: SafetensorsSource | None = None,
         carry: bool = False,
     ) -> None:
+        """Prepare to write `path`; nothing is opened before `plan`."""
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
         self._carries = carry or (like is not None and any(s.parsed.carried for s in like.shards))
