@@ -74,6 +74,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         style,
         [(name, (b, s)) for b, row in enumerate(bindings) for s, name in enumerate(row.stored)],
     )
+    # First the binding, the layer and the expert of each name.
     every = list(names)
     found: dict[tuple[int, int | None], dict[int, dict[int, str]]] = {}
     for name in every:
@@ -85,6 +86,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         other = elements.setdefault(match.element or 0, name)
         if other != name:
             raise ArchError(f"tensors {other!r} and {name!r} are the same one in two spellings")
+    # Then the groups: complete ones in the order of the bindings, each role once.
     groups: dict[tuple[int, int | None], BoundGroup] = {}
     claimed: set[str] = set()
     incomplete: dict[str, tuple[str, ...]] = {}
@@ -96,6 +98,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         elif not claimed.intersection(roles):
             groups[b, layer] = BoundGroup(bindings[b], layer, stored, roles)
             claimed.update(roles)
+    # What no group has: hyperparameters, computed tensors, unknown names.
     used = {name for group in groups.values() for name in group.stored}
     derived = {row.name(style) for row in spec.derived}
     templates = NameIndex(style, [(name, name) for name in spec.buffers.get(style, ())])
@@ -125,6 +128,7 @@ def _stored_names(
     stored: list[str] = []
     lacking: list[str] = []
     there = sorted({element for names in found.values() for element in names})
+    # Without a list of experts their numbers run from 0 to the largest one.
     every = there if binding.elements else range(there[-1] + 1)
     for s, template in enumerate(binding.stored):
         names = found.get(s, {})
@@ -233,6 +237,7 @@ def groups_for(
                 f"{key}: the model has {hp['n_layers']} layers; a tensor beyond them (multi-token "
                 "prediction) has no place in a conversion; leave it out with --drop"
             )
+        # A binding of several roles is used only if all of them are wanted.
         for binding in bindings:
             keys = tuple(role_key(layer, other) for other in binding.roles)
             if role in binding.roles and wanted.issuperset(keys) and done.isdisjoint(keys):

@@ -112,6 +112,7 @@ def _checked(
         if value in WORDS[name]:
             return value
         raise ArchError(f"{key}: is {short_repr(value)}; expected one of {', '.join(WORDS[name])}")
+    # Any other hyperparameter has the type of its usual value.
     if value is None:
         if usual is None or name in NULLABLE:
             return None
@@ -131,6 +132,7 @@ def _scaling(value: Value, key: str) -> Mapping[str, Value]:
     wanted = SCALINGS.get(kind, ()) if isinstance(kind, str) else ()
     if not wanted or set(value) != {"type", *wanted}:
         raise ArchError(f"{key}: is {short_repr(value)}; expected a rope scaling in normal form")
+    # Each field has its own type; all other fields are positive numbers.
     out: dict[str, Value] = {"type": kind}
     for name in wanted:
         part, where = value[name], f"{key}.{name}"

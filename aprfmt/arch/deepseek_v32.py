@@ -46,6 +46,7 @@ def _own(names: str) -> HyperRule:
     config.json lists them, or has one letter a layer, or gives a period: all up to an offset, then
     every n-th. `names` "": all have one, and no key is read.
     """
+    # config.json has three forms: a list of kinds, one letter a layer, or a period.
     listed = by_names(("full",), ("shared",), "indexer_types")
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -58,6 +59,7 @@ def _own(names: str) -> HyperRule:
             if len(kinds) != hp["n_layers"] or set(kinds) - set("FS"):
                 raise ArchError(f"{pattern[1]}: is {kinds!r}; expected F or S for every layer")
             return tuple(kind == "F" for kind in kinds), pattern[1]
+        # A period counts from the last of the first layers, which all have an indexer.
         every, offset = facts.first("index_topk_freq"), facts.first("index_skip_topk_offset")
         if every is None:
             return None

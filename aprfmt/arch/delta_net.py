@@ -143,6 +143,7 @@ def delta_layers() -> HyperRule:
         found = facts.first(name)
         return None if found is None else (_layers(whole_number(*found, 1), hp), found[1])
 
+    # config.json may list the kinds, or give the period as a GGUF does.
     def hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (one boolean a layer, key) of config.json's list, or of its interval."""
         by_interval = interval(facts, "full_attention_interval", hp)

@@ -212,7 +212,7 @@ def _by_head(
         renamed = HeadNames(head_spec(spec), style, count, layer - count)
         stored = {target: name for name in names if (target := renamed.find(name)) is not None}
         if not stored or (renamed.roles and {*stored}.isdisjoint(renamed.targets)):
-            return  # a layer that no head's own tensors stand beside is one of the model's
+            return  # without tensors that only a head has, it is a layer of the model
         yield layer, stored
 
 

@@ -18,7 +18,7 @@ Moves = list[list[Move]]
 Chain = Sequence[Sequence[Move]]  # long ones as numbers
 Shapes = Sequence[tuple[int, ...]]
 
-_MANY = 1 << 15  # moves of a chain that is not kept
+_MANY = 1 << 15  # longer chains are not cached
 _KEPT = 64  # chains
 _chains: dict[object, Chain] = {}
 
@@ -59,6 +59,7 @@ def chain_steps(
     """
     if not steps:
         return identity_moves(before[0])
+    # Layers of equal shapes ask for the same chain.
     key = _key(steps, before, hp, back)
     if key in _chains:
         return _chains[key]
@@ -150,6 +151,7 @@ def invert_moves(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves
     `sizes` are the elements of each input. Raises ArchError unless the moves take every element of
     every input exactly once.
     """
+    # Where does each run of an input appear in the outputs?
     runs: list[list[tuple[int, Move]]] = [[] for _ in sizes]
     for output, row in enumerate(moves):
         at = 0
@@ -157,6 +159,7 @@ def invert_moves(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves
             if move.count:
                 runs[move.source].append((move.start, Move(output, at, move.count)))
             at += move.count
+    # Sorted by their start, these runs have to cover the input exactly once.
     inverse: Moves = []
     for source, (found, size) in enumerate(zip(runs, sizes, strict=True)):
         found.sort(key=lambda run: run[0])

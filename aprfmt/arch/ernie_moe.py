@@ -99,6 +99,7 @@ def _sparse_layers() -> HyperRule:
         first, _, step = parts(value)
         return {"{arch}.leading_dense_block_count": first, "{arch}.interleave_moe_layer_step": step}
 
+    # transformers leaves the first layer dense by default, llama.cpp none.
     return HyperRule(
         "moe_layers",
         read={"hf": hf, "gguf": gguf},

@@ -312,6 +312,7 @@ def _sparsity() -> HyperRule:
             raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected numbers")
         return tuple(_share_of(float(one)) for one in listed), found[1]
 
+    # config.json has the shares, a GGUF the multipliers computed from them, as float32.
     return HyperRule(
         _SPARSE,
         default=usual,

@@ -62,7 +62,7 @@ def _scaling(facts: Facts, hp: Params) -> Found:
         "mscale",
         "mscale_all_dim",
     ):
-        rope.full.find(key)  # published beside alpha, and not used
+        rope.full.find(key)  # published with alpha, and not used
     return None, "alpha"
 
 

@@ -187,6 +187,7 @@ class _Reader:
             found = self.facts.first(*rule.keys.get(style, ()), null=style in rule.null_in)
         if found is None:
             return None
+        # Undo what the style did to the number: its inverse, or float32 rounding.
         value, key = found
         value = convert_value(rule, value, key)
         if isinstance(value, float) and style in rule.inverse_in:
@@ -211,6 +212,7 @@ class _Reader:
         """
         if not self.facts.shapes:
             return found
+        # What the tensors show: the presence of a part, or a size.
         actual: Value = None
         if rule.present and self._has_no_part(rule.present):
             return found
@@ -221,6 +223,7 @@ class _Reader:
             actual = rule.shape(self.facts.shapes)
         if actual is None or (found is not None and found.value == actual):
             return found
+        # They contradict the key: presence always wins, a size only with `shape_wins`.
         wins = bool(rule.present or rule.absent or rule.shape_wins)
         if found is not None:
             believed = "the tensors are" if wins else "the key is"
@@ -310,7 +313,7 @@ def _frozen(value: Value) -> Value:
     return value
 
 
-# The weight beside a bias, where it has another role.
+# The weight that a bias belongs to, where its role has another name.
 _BESIDE: Mapping[str, str] = {"exp_probs_b": "ffn_gate_inp"}
 
 

@@ -229,7 +229,7 @@ def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule
             hyper_rules.fixed("ssm_step_high", None),
         )
     return (
-        # The greatest one is read before `write` is called: both stand in one key.
+        # The greatest one is read before `write` is called: both are in one key.
         HyperRule("ssm_step_low", {}, "float", 0.0, read={"hf": low}, write={"hf": write}),
         HyperRule(
             "ssm_step_high",

@@ -53,7 +53,7 @@ _MADE = make_tables(
     # transformers 5 calls the module `mlp` in memory.
     hf_more=(Binding((LAYER + "mlp.gate.weight",), ("ffn_gate_inp.weight",)),),
 )
-# Of the stream and of what is added: in layers with attention, with lightning, behind the MLP.
+# Of the stream and of what is added: in layers with attention, with lightning, after the MLP.
 _FACTORS = tuple(
     f"{part}_{kind}_factor"
     for part in ("full_attn", "linear_attn", "mlp")

@@ -161,6 +161,7 @@ def listed_experts(dense: int, *, counted: bool) -> HyperRule:
     first, key = dense_first(dense), "mlp_layer_types"
     listed = by_names(("sparse",), ("dense",), key)
 
+    # The list wins over the count, which not all models of the family read.
     def read(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of config.json's list, or of its count; else None."""
         found = listed(facts, hp)

@@ -27,14 +27,14 @@ from aprfmt.arch.spec import ArchSpec, Binding
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundNames
 
-STYLE = "hf"  # the naming style in which MLX's names stand
+STYLE = "hf"  # the naming style that MLX's names belong to
 _PROJECTIONS: Mapping[str, tuple[str, ...]] = {  # fc1 and fc2 of experts without a gate
     "gate": ("gate_proj",),
     "up": ("up_proj", "fc1"),
     "down": ("down_proj", "fc2"),
 }
 _STACKS = ("switch_mlp", "experts", "experts.switch_glu")
-# The component of Hugging Face's names behind which the experts of a block begin.
+# The component of Hugging Face's names after which the experts of a block begin.
 _EXPERTS = ("experts", "input_linear", "output_linear")
 _RENAMED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _SHARED = "shared_mlp"
@@ -71,6 +71,7 @@ def _stacked(spec: ArchSpec) -> Iterator[Binding]:
             at = next((k for k, part in enumerate(parts) if part in _EXPERTS), None)
             if at is not None:
                 blocks[".".join(parts[:at])] = None
+    # MLX names the stack in one of three ways, and its projections in several.
     for block in blocks:
         for role in sorted(roles):
             base, _, kind = role.rpartition(".")

@@ -196,7 +196,7 @@ CODEGEN = names_only_spec(
     make_tables(
         with_model_rows(
             *norm("attn_norm", _H + "ln_1", bias=True),
-            # q, v and k of each of four parts of the heads: kept as they are stored.
+            # q, v and k of each of four parts of the heads: not reordered.
             RoleRow(
                 "attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")
             ),

@@ -91,6 +91,7 @@ def _rotated() -> HyperRule:
         rope = facts.first("rope_parameters", "rope_scaling")
         inside = rope[0] if rope is not None and isinstance(rope[0], Mapping) else {}
         outside = facts.first("rope_theta", null=True)
+        # A base of null, in the rope object or outside, means that no layer has rope.
         if "rope_theta" in inside:
             theta = inside["rope_theta"]
         elif outside is None:

@@ -83,7 +83,7 @@ def _usual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
 def _small(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
     """Return ""; ArchError for a model that has the 350M form's projections but not its norms."""
     _as_expected(facts, {"do_layer_norm_before": False})
-    facts.first("_remove_final_layer_norm")  # there is none behind a sum that is normalised
+    facts.first("_remove_final_layer_norm")  # there is none after a sum that is normalised
     return ""
 
 

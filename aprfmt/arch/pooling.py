@@ -14,7 +14,7 @@ from aprfmt.errors import ArchError
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 
-# The file beside config.json, and the key under which its content is given with the config's.
+# The file in config.json's folder, and the key under which its content is given with the config's.
 FILE = "1_Pooling/config.json"
 _KEY = "{arch}.pooling_type"
 _CAUSAL = "{arch}.attention.causal"

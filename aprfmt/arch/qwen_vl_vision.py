@@ -33,7 +33,7 @@ _TOWER = "visual."
 _LAYER = _TOWER + "blocks.{L}."
 _WIDE, _JOINED = "hidden_size", "patch_merge*patch_merge*hidden_size"
 _QKV = Split((Q, KV, KV))
-# The text's keys, which stand beside the tower's in the first configurations; and the tower's own
+# The text's keys, which are with the tower's in the first configurations; and the tower's own
 # that change no weight.
 _BESIDE = frozenset(
     """text_config hidden_act hidden_size intermediate_size max_position_embeddings

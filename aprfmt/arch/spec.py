@@ -372,7 +372,7 @@ class ArchSpec:
     derived: tuple[DerivedTensor, ...] = ()
     evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
     level: Literal["full", "names"] = "full"
-    forward: str = ""  # "module:function" of its own forward pass; "": the common one
+    forward: str = ""  # "module:function" of its own forward pass; "": the shared one
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
     draft_layer: Mapping[str, bool] = field(default_factory=dict)
     section: str = "text_config"

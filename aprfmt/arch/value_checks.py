@@ -10,7 +10,7 @@ from aprfmt.errors import ArchError
 
 MAX_SIZE = (1 << 31) - 1
 MAX_LAYERS = 1 << 12  # per-layer lists are built from the layer count
-MAX_ROTATED = 1 << 16  # lists with one number per rotated pair have half this length
+MAX_ROTATED = 1 << 16  # lists with one number per rotated pair have at most half this length
 
 
 def whole_number(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> int:

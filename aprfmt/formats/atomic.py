@@ -277,6 +277,7 @@ class FileSet:
             raise OutputError(f"{folder}: is a link that leads nowhere; remove it")
         elif not target.parent.is_dir():
             raise OutputError(f"{folder}: there is no folder {target.parent}; make it first")
+        # A mount point or the working folder stays, and gets its files by a journal.
         if old is None or not _must_stay(target):
             self._stage(target, old)
         if self._nested and self._staging is None:

@@ -54,7 +54,7 @@ def check_json_limits(raw: bytes, where: str, max_depth: int) -> None:
     deep = raw.count(b"[") + raw.count(b"{") > max_depth
     if not any(passed) and not deep:
         return
-    marks = _structure(raw)  # without what stands in strings
+    marks = _structure(raw)  # without the contents of strings
     for budget in BUDGETS:
         if found := _passed(budget, marks, len(raw)):
             raise FormatError(

@@ -98,7 +98,7 @@ EXTENSIONS: Mapping[str, str] = {
     ".zip": "a zip archive",
     ".7z": "a 7-Zip archive",
 }
-_TEXT = 256  # bytes that are looked at
+_TEXT = 256  # bytes of text that are examined
 _ARCHIVES = ("a tar archive", "a zip archive", "a 7-Zip archive")
 
 
@@ -110,11 +110,13 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
     if not head:
         return ""
     named = _by_name(path)
+    # A zip archive with a known extension is another program's model.
     if named and head.startswith(b"PK\x03\x04"):
         return named
     for magic, what in _FOREIGN:
         if head.startswith(magic):
             return what
+    # A compressed model can be unpacked; of other compressed files only the form is known.
     for magic, name, command in _COMPRESSED:
         if head.startswith(magic):
             inner = Path(path.stem).suffix.lower()
@@ -125,6 +127,7 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
         return f"{EXTENSIONS['.tflite']}, {_ELSEWHERE}"
     if head[257:262] == b"ustar":
         return "a tar archive; unpack it, and name the model inside"
+    # What a download may have left in place of the model: a pointer, a page, an error.
     if head.startswith(_POINTER):
         found = _POINTER_SIZE.search(head)
         held = f" of {int(found[1])} bytes" if found else ""
@@ -138,6 +141,7 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
             "an importance matrix (imatrix, the older form), not a model; "
             f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {path} uses it"
         )
+    # Last the forms that are only likely: an old pickle, then text.
     if _TEXT_PICKLE.match(head):
         return _PICKLE
     text = text_kind(head)

@@ -93,6 +93,7 @@ def complete_patches(folder: Path) -> None:
         return
     what = "an interrupted change in this folder cannot be completed"
     with as_output_error(folder, what), lock_folder(folder) as lock, delay_signals():
+        # Patches of other files are left, those that we did not sign are reported.
         for name in names:
             path = folder / _target(name)
             record = _record(path, folder / name)
@@ -228,7 +229,7 @@ def _record(path: Path, record: Path) -> PatchRecord | None:
     """
     try:
         fd = os.open(record, os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0))
-    except OSError:  # gone by now, or a link: ours is a file
+    except OSError:  # removed meanwhile, or a link: ours is a file
         return None
     try:
         facts = os.fstat(fd)

@@ -363,7 +363,7 @@ def _apply(lock: LockedFolder, journal: Journal, *, again: bool) -> None:
                 raise
     for name in journal.removes:
         if again and not journal.is_file(name, status_of(lock.path / name)):
-            continue  # gone, or another file by now
+            continue  # removed already, or another file now
         with suppress(FileNotFoundError):
             os.unlink(lock.path / name)
     lock.sync()

@@ -166,7 +166,7 @@ class MappedFile:
             try:
                 self._map.close()
             except BufferError:
-                pass  # a caller still holds a view: the file is unmapped with the last one
+                pass  # a caller still has a view: the file is unmapped with the last one
             self._map = None
 
 

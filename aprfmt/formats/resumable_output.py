@@ -90,6 +90,7 @@ def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
             f"{where}: its first line is not that of a journal of {SCHEMA}; remove it, and begin "
             "anew"
         )
+    # Further lines are finished tensors, and the moves before publishing.
     tensors: dict[str, FinishedTensor] = {}
     moves: list[tuple[str, str, str]] = []
     for line in lines[1:]:
@@ -277,6 +278,7 @@ class ResumableFileSet(FileSet):
             raise OutputError(f"{self.output}: there is no folder {parent}; make it first")
         if not sign(SCHEMA, b""):
             raise OutputError(f"{self.output}: --resume: {NO_KEY}; leave --resume out")
+        # The journal is the lock: it is opened, locked, then read.
         with as_output_error(self.output, "cannot be continued"):
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_FOLLOW
             log = os.open(self._journal, flags, 0o600)

@@ -296,7 +296,7 @@ class SequentialSink:
                     assert total is not None
                     if number == 0:
                         self._footers.append((out, out.tell(), total.copy()))
-                    if self._left.get(out):  # it comes when all that is before it lies there
+                    if self._left.get(out):  # it is written when all bytes before it are
                         before, at = total.copy(), out.skip(_WIDTH)
                         checks.append(_Check(at, segment, before, total.leave(_WIDTH)))
                     else:

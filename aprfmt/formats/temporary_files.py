@@ -290,6 +290,7 @@ def delay_signals() -> Iterator[None]:
         """Remember a signal that came during the block."""
         held.append(number)
 
+    # Signals that are ignored, or handled outside Python, stay so.
     before = {}
     try:
         for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):

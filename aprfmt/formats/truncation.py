@@ -35,7 +35,7 @@ def exit_on_truncation(say: Callable[[str], int]) -> None:
             discard_open()
             code = say(_line())
         finally:
-            os._exit(code)  # what was interrupted cannot go on
+            os._exit(code)  # what was interrupted cannot continue
 
     try:
         install = ctypes.CDLL(None).signal

@@ -35,6 +35,7 @@ def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     )
     text = str(parsed.metadata_raw[:240], "utf-8", "replace")
     yield HeaderField(header.metadata_offset, header.metadata_size, "metadata", shorten(text, 60))
+    # The entries have no fixed length: each is skipped to find the next.
     cursor = Cursor(parsed.buffer, where, header.index_offset)
     for entry in parsed.entries:
         start = cursor.offset

@@ -182,6 +182,7 @@ def spell_metadata(metadata: Mapping[str, Value], where: str) -> bytes:
             text = _spell(value, where, key.name, 1)
         if text:
             parts.append(f'"{key.name}":{text}')
+    # All other keys follow, in their order.
     for name, value in metadata.items():
         if name not in TYPED_NAMES:
             parts.append(f"{dumps(name)}:{_spell(value, where, name, 1)}")

@@ -82,6 +82,7 @@ def _read_header(buffer: Region, where: str, faults: Faults) -> tuple[Header, bo
         )
     header = Header.unpack(buffer[:HEADER_SIZE])
     intact = header.checksum == header.computed_checksum
+    # Other formats share the legacy magics: only a valid checksum makes it APR.
     if header.magic != layout.MAGIC:
         legacy = header.magic in layout.LEGACY_MAGICS
         if legacy and intact and (header.major, header.minor) == layout.VERSION:
@@ -219,6 +220,7 @@ def _read_index(parsed: ParsedApr) -> None:
     legacy: dict[str, list[str]] = {}
     for raw_name, entry in _entries(cursor, parsed):
         name = entry.info.name
+        # Names must be unique and sorted by their bytes.
         if raw_name in seen:
             what = f"{parsed.where}: {tensor_label(name)} stands twice in the index"
             parsed.faults.add(FormatError(f"{what}; names must be unique"), name)
@@ -311,6 +313,7 @@ def _read_entry(
             f"{where}: {tensor} at offset {at} has {ndim} dimensions, "
             f"the limit is {MAX_DIMS}; the index is damaged"
         )
+    # The code alone is ambiguous: shape and size decide which encoding it means.
     shape = struct.unpack(f"<{ndim}Q", cursor.take(8 * ndim, f"shape of {tensor}"))
     offset, nbytes = _ENTRY_TAIL.unpack(cursor.take(_ENTRY_TAIL.size, f"extent of {tensor}"))
     encoding, row_bytes = f"type#{code}", None

@@ -32,6 +32,7 @@ def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -
                 Note("warning", str(path), f"{one.path.name} is missing beside it", "missing_shard")
             )
             continue
+        # The manifest must list the shard's tensors; another size is only noted.
         shard = read(one.path)
         stored = {entry.info.name for entry in shard.parsed.entries}
         if stored != one.tensors:
@@ -67,6 +68,7 @@ def open_siblings(
         return AprSource(path, [opened])
     paths = sibling_paths(path, place)
     what = f"is shard {place.number} of {place.count}"
+    # Without the pattern the others cannot be found.
     if paths is None:
         if partial:
             note = Note(

@@ -88,6 +88,7 @@ def parse_manifest(value: Any, path: Path) -> list[ManifestShard]:
     weight_map = value.get("weight_map")
     if not isinstance(weight_map, dict):
         raise FormatError(f"{where}: has no object 'weight_map'; expected an APR shard manifest")
+    # The counts, the map and the lists of the shards have to agree.
     stated = {"shard_count": len(members), "tensor_count": len(weight_map)}
     for key, found in stated.items():
         if value.get(key) != found:

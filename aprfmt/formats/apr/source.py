@@ -46,7 +46,7 @@ class AprShard(mapped_file.Shard[ParsedApr]):
 
     def _crc(self, start: int, stop: int, crc: int) -> int:
         """Return the CRC-32 up to `stop`, where `crc` is that of the bytes before `start`."""
-        for window in self.data.windows(start, stop):  # a compressed file's bytes lie in memory
+        for window in self.data.windows(start, stop):  # a compressed file's bytes are in memory
             crc = crc32(window, crc)
         return crc
 

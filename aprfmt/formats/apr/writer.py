@@ -87,6 +87,7 @@ class AprSink(sequential.SequentialSink):
         flags = _flags(metadata, infos) | (
             like.header.flags & ~_NOT_KEPT if like is not None else 0
         )
+        # Unchanged metadata are copied byte by byte even if the tensors change.
         if like is not None and same and len(parts) == 1:
             if _described(infos) == _described(_infos(like)):
                 return [_fresh(self._path, like.metadata_raw, infos, flags)]
@@ -116,6 +117,7 @@ class AprSink(sequential.SequentialSink):
         total = sum(info.nbytes for part in parts for info in part)
         programs: list[sequential.FileProgram] = []
         rows: list[tuple[str, int, Sequence[str]]] = []
+        # Every shard repeats the typed keys; only the first one has the others.
         for number, part in enumerate(parts):
             sharding = {"shard_count": count, "shard_index": number, "total_size": total}
             kept = {k: v for k, v in plain.items() if number == 0 or k in TYPED_NAMES}
@@ -299,6 +301,7 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequentia
     ours = [parsed.infos[info.name] for info in infos]
     data = min((info.offset for info in ours if info.nbytes), default=parsed.end)
     at = data
+    # Bytes between the tensors are copied, each tensor becomes a slot.
     body: list[sequential.Segment] = []
     for info in ours:
         if info.nbytes:

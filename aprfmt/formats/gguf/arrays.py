@@ -25,9 +25,9 @@ from aprfmt.formats.cursor import (
 from aprfmt.formats.damage import Faults
 from aprfmt.formats.gguf.layout import ARRAY, BOOL, STRING, TYPE_BY_ID, TYPE_BY_NAME, ValueType
 
-STRIDE = 64  # places kept: one of so many; a look-up steps over at most 63 neighbours
-_WINDOW = 1 << 20  # bools looked at in one go
-_CHUNK = 4096  # numbers decoded in one go
+STRIDE = 64  # the offset of every 64th element is stored; a look-up skips at most 63
+_WINDOW = 1 << 20  # bools checked at a time
+_CHUNK = 4096  # numbers decoded at a time
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 
 

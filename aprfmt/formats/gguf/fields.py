@@ -26,6 +26,7 @@ def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
         value = parsed.metadata[key]
         shown = shorten(value, 60) if isinstance(value, str) else shorten(repr(value), 60)
         yield HeaderField(field.start, field.end - field.start, f"{key} ({field.type})", shown)
+    # The lines have no fixed length: each is read to find the next.
     cursor = Cursor(buffer, where, parsed.table[0])
     cursor.order = parsed.order
     for _ in range(tensors):

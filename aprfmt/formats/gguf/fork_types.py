@@ -62,9 +62,11 @@ def resolve_fork_types(
         mine = [e for e in entries if e.row.ggml == number and _elements(e)]
         if not mine:
             continue
+        # Which meanings of the id do the bytes of all its tensors fit?
         own = mine[0].row
         upstream = own.known and _all_fit(mine, room, own)
         others = [claim for claim in claims if _all_fit(mine, room, claim.measure)]
+        # A key of the file that names the fork outweighs llama.cpp's own meaning.
         keyed = [
             claim for claim in others if claim.key and metadata.get(claim.key[0]) == claim.key[1]
         ]
@@ -74,6 +76,7 @@ def resolve_fork_types(
         what = (
             f"{count_phrase(names, 'tensor')} of ggml type {number}, first {tensor_label(names[0])}"
         )
+        # More bytes than any known meaning takes: the tensors cannot be decoded.
         if not others and own.known and all(_more(entry, room, own) for entry in mine):
             found = _undecided(found, number)
             said[number] = (
@@ -82,6 +85,7 @@ def resolve_fork_types(
             )
         if not others:
             continue
+        # Both fit: llama.cpp's meaning is used, and the doubt is reported.
         if upstream:
             said[number] = (
                 f"{what}: read as {own.name}; as many bytes would be {_either(others)}, and no key "

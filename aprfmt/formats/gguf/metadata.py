@@ -78,6 +78,7 @@ def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
         if key in metadata.fields:
             error = f"{cursor.where}: {what} at offset {at} stands twice; keys must be unique"
             cursor.faults.add(FormatError(error))
+        # Values are skipped, not decoded; the first of equal keys counts.
         field = _read_value(cursor, arrays.read_type(cursor, what), what)
         metadata.fields.setdefault(key, field)
         if cursor.offset - begin > MAX_METADATA:

@@ -237,7 +237,7 @@ def _place(
     """
     for entry in entries:
         if entry.name in parsed.infos:
-            continue  # stands twice
+            continue  # listed twice
         if not _countable(entry.shape):
             nbytes = 0
         elif entry.row.known:

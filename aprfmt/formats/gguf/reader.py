@@ -58,10 +58,12 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
             parsed = parse(file.view, where, partial=partial, damaged=damaged, drop=file.drop)
             return GgufShard(file, parsed)
 
+        # The opened shard gives the names of the others.
         opened = read(path)
         names = sibling_names(path, opened.parsed)
         if len(names) > 1:
             refuse_mixed(path, [path.with_name(name) for name in names])
+        # Remote files are looked up at once, which stores whether each exists.
         map_paths([path.with_name(name) for name in names], lambda sibling: sibling.is_file())
         shards, notes = [], []
         for name in names:

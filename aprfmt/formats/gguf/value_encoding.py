@@ -101,6 +101,7 @@ def _infer(value: Value, what: str, ints: Sequence[str], depth: int) -> str:
         return layout.STRING.name
     if isinstance(value, bytes | bytearray):
         return "array:uint8"
+    # Lists get the type of their elements.
     if not _is_list(value):
         raise ConversionError(
             f"{what}: GGUF has no type for {type(value).__name__}; it has {_names()}"
@@ -163,6 +164,7 @@ def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
         value = memoryview(value)
     if not isinstance(value, Sequence | memoryview) or isinstance(value, str):
         raise ConversionError(f"{what}: is {type(value).__name__}, its type array:{inner}")
+    # An array of a file in the same order is copied without decoding.
     if isinstance(value, StoredArray) and value.type == f"array:{inner}" and value.order == "<":
         return [value.stored]
     head, _, rest = inner.partition(":")
@@ -170,6 +172,7 @@ def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
         raise ConversionError(f"{what}: there is no element type {inner!r}; GGUF has {_names()}")
     if len(value) > MAX_ARRAY:
         raise ConversionError(f"{what}: {len(value)} elements, the limit is {MAX_ARRAY}")
+    # Numbers and strings are packed together, arrays one by one with their own type.
     element = layout.TYPE_BY_NAME[head]
     pieces: list[Piece] = [struct.pack("<IQ", element.id, len(value))]
     if isinstance(value, NumberArray) and value.element is element:

@@ -104,6 +104,7 @@ class GGUFSink(SequentialSink):
         if self._limit <= 0:
             raise UsageError(f"{self._path}: a shard size of {self._limit} bytes; give a size > 0")
         costs = [(len(_entry(i, 0)), layout.align_size(i.nbytes, alignment)) for i in infos]
+        # First without split keys: if one file is enough, it has none.
         whole = divide_tensors(costs, (layout.HEADER_SIZE + first,) * 2, alignment, self._limit)
         if len(whole) == 1:
             return [infos]

@@ -217,6 +217,7 @@ def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
         homes, notes = existing_files(path, homes, "files")
     with open_files(path, homes, PickledFile) as opened:
         tensors = join_tensors([(one.file.path, one.tensors) for one in opened.values()], str(path))
+        # The index and the files have to agree on every tensor.
         for name, home in index.weight_map.items():
             if home in opened and name not in opened[home].tensors:
                 raise FormatError(

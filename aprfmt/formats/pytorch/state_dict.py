@@ -15,7 +15,7 @@ from aprfmt.formats.pytorch.pickle_values import (
 )
 
 MAX_DEPTH = 100  # containers in containers
-MAX_VISITS = 2_000_000  # values that are looked at; one that is shared counts each time
+MAX_VISITS = 2_000_000  # values visited; one that is shared counts each time
 MAX_PATH = 4096  # characters of a name
 ALONE = "tensor"  # the name of a tensor that is all the file holds
 _MODULE = ("_parameters", "_buffers", "_modules")  # of a pickled module, none of them in its names

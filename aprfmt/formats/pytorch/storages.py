@@ -27,7 +27,7 @@ from aprfmt.formats.pytorch.pickle_values import (
 from aprfmt.formats.pytorch.zip_archive import ZipRecord, read_directory
 
 MAX_PICKLE = 256 << 20
-_PROTOCOL = 1001  # the number behind the magic number
+_PROTOCOL = 1001  # the number after the magic number
 _BLOCK = 512  # of tar
 
 
@@ -147,6 +147,7 @@ def _zip(file: ByteSource, where: str) -> PickleContents:
         raise FormatError(
             f"{where}: {pickles[0]} has {record.size} bytes; at most {MAX_PICKLE} are read"
         )
+    # The pickle declares the storages; each has a record of its own.
     imports: dict[str, None] = {}
     resolver = Resolver()
     stream = Stream(file.view, record.start, record.start + record.size, f"{where}: {pickles[0]}")
@@ -164,6 +165,7 @@ def _zip(file: ByteSource, where: str) -> PickleContents:
                 f"has {held.size}; the file is damaged"
             )
         places[key] = (held.start, held.start + storage.nbytes)
+    # Files of old versions have no record of the byte order: they are little-endian.
     order = records.get(root + "byteorder")
     said = (
         b"little"
@@ -185,6 +187,7 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
         """Return the next pickle of the file."""
         return Unpickler(stream, describe_call, resolver, imports).load()
 
+    # Five pickles follow each other: three of the header, the value, the storages' keys.
     magic, protocol, system = load(), load(), load()
     if magic != MAGIC or protocol != _PROTOCOL:
         raise FormatError(f"{where}: its magic number or protocol is another; it is damaged")
@@ -192,6 +195,7 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
     value, keys = load(), load()
     if not isinstance(keys, list) or len(keys) > MAX_COUNT:
         raise FormatError(f"{where}: its list of storages is {describe_value(keys)}; it is damaged")
+    # Then the bytes of each storage, in the order of the keys.
     places: dict[str, tuple[int, int]] = {}
     at = stream.at
     for key in keys:
@@ -253,6 +257,7 @@ def _members(file: ByteSource, where: str) -> dict[str, tuple[int, int]]:
             raise FormatError(f"{where}: no tar header at byte {at}; the file is damaged")
         if at + _BLOCK + size > file.size:
             raise TruncatedError(f"{where}: ends inside {shorten(name, 40)!r}; get it again")
+        # Only regular files count; folders and links have no bytes.
         if head[156:157] in (b"0", b"\0"):
             if name in found:
                 raise FormatError(f"{where}: has {shorten(name, 40)!r} twice; it is damaged")
@@ -343,6 +348,7 @@ class _Tar:
             stream.at = start + nbytes
             self.places[key] = (start, start + nbytes)
             self.storages[key] = Storage(key, dtype, nbytes)
+        # After the storages there may be views, which share their bytes.
         views = self.load(stream) if stream.at < stream.end else []
         for row in views if isinstance(views, list) else [views]:
             whole = self.storages.get(str(row[1])) if _is_view(row) else None

@@ -13,7 +13,7 @@ from aprfmt.formats.pytorch.pickle_values import DTYPES, TensorValue
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Bytes that a view may have beside those of the file: strides of 0 repeat a byte without end.
+# Bytes that a view may have more than the file: strides of 0 repeat a byte without end.
 REPEATED = 64 << 20
 
 
@@ -90,6 +90,7 @@ class StridedTensor(LazyTensor):
         number = size // 2 if pair else size
         if self._swapped and number > 1:
             found = found.reshape(-1, number)[:, ::-1].reshape(-1)
+        # Sign bits are flipped as integers, which keeps NaN bits.
         numbers = np.ascontiguousarray(found).view(f"<u{number}")
         sign = np.array(1 << (8 * number - 1), numbers.dtype)
         if "neg" in self._value.shifts:
@@ -137,6 +138,7 @@ def open_tensor(
         info = tensor_info(name, value, str(file.path), 0)
         text = f"{where} has no data in the file (a meta tensor); save it with its data"
         return AbsentTensor(file, info, UnsupportedError(text))
+    # The last element must be inside the storage.
     start, stop = places[value.storage.key]
     start += value.storage.start
     info = tensor_info(name, value, str(file.path), start)
@@ -147,6 +149,7 @@ def open_tensor(
             f"{where} of shape {list(value.shape)[:8]} reaches to byte {reach * size} of storage "
             f"{shorten(value.storage.key, 40)!r}, which has {value.storage.nbytes} bytes"
         )
+    # Bytes in order are mapped; anything else is made when it is read.
     units = size // 2 if value.dtype.startswith("complex") else size
     if not value.shifts and not (swapped and units > 1) and _contiguous(pairs):
         return StoredTensor(file, info)

@@ -22,10 +22,10 @@ _ENTRY = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 _LONG_END = struct.Struct("<4sQ2H2I4Q")
 _LONG_LOCATOR = struct.Struct("<4sIQI")
-_COMMENT = 65535  # bytes of the longest comment behind the end
-_NARROW, _WIDE = 0xFFFF, 0xFFFFFFFF  # in a field whose value stands in a zip64 field
+_COMMENT = 65535  # bytes of the longest comment after the end
+_NARROW, _WIDE = 0xFFFF, 0xFFFFFFFF  # in a field whose value is in a zip64 field
 _MAX_DIRECTORY = 256 << 20
-_DESCRIPTOR = 8  # the flag of a local header whose sizes stand behind the data
+_DESCRIPTOR = 8  # the flag of a local header whose sizes follow the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,7 @@ def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
             raise FormatError(
                 f"{where}: no record of the zip directory at byte {begin + at}; it is damaged"
             )
+        # Fixed fields, then name, extra fields and comment of the lengths they give.
         row = _ENTRY.unpack_from(data, at)
         flags, method, crc, packed, plain = row[3], row[4], row[7], row[8], row[9]
         name_size, extra_size, comment_size, disk, header = *row[10:14], row[16]
@@ -137,6 +138,7 @@ def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
         extra = data[at + _ENTRY.size + name_size : stop - comment_size]
         plain, packed, header = _widened(extra, (plain, packed, header), where)
         shown = shorten(text, 100)
+        # The bytes must be stored plainly, so that they can be mapped.
         if flags & 1:
             raise UnsupportedError(f"{where}: {shown!r} is encrypted; decrypt the file first")
         if method:
@@ -144,6 +146,7 @@ def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
                 f"{where}: {shown!r} is compressed (method {method}, {packed} bytes to {plain}); "
                 "torch.save stores records as they are: save it again with torch, or zip it with -0"
             )
+        # Sizes must agree, and the record must end before the directory.
         if packed != plain or disk not in (0, _NARROW):
             raise FormatError(
                 f"{where}: {shown!r} is stored in {packed} bytes and said to have {plain}; "
@@ -164,6 +167,7 @@ def _widened(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
     """Return the sizes and the offset, those that do not fit 32 bits from the zip64 field."""
     if _WIDE not in values:
         return list(values)
+    # Extra fields are (kind, size, bytes); kind 1 has the 64-bit values, in order.
     at = 0
     while at + 4 <= len(extra):
         kind, size = struct.unpack_from("<2H", extra, at)

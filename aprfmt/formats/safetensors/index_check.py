@@ -38,6 +38,7 @@ def check_map(
 
     Faults are added to `faults`; if that is None, FormatError is raised for the first.
     """
+    # moved: in another shard; absent: in none; loose: not in the index.
     homes = {name: file for file, names in stored.items() for name in names}
     moved = [name for name, file in weight_map.items() if homes.get(name, file) != file]
     absent = [name for name, file in weight_map.items() if file in stored and name not in homes]

@@ -88,6 +88,7 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     if size < PREFIX:
         raise TruncatedError(f"{where}: has {size} bytes, the header's length alone takes {PREFIX}")
     length = int.from_bytes(buffer[:PREFIX], "little")
+    # A header that is too long may be intact: that is said differently from damage.
     if MAX_HEADER < length <= size - PREFIX and bytes(buffer[PREFIX : PREFIX + 1]) == b"{":
         raise FormatError(
             f"{where}: its header has {length} bytes, the format allows {MAX_HEADER}. This is a "
@@ -104,11 +105,13 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
             f"{where}: header length at offset 0 is {length}, {size - PREFIX} bytes follow; "
             "the file is cut or damaged"
         )
+    # Nearly all headers have the compact form, which is read without JSON objects.
     raw = read_prefix(buffer, PREFIX + length)[PREFIX : PREFIX + length]
     _refuse_zeros(raw, f"{where}: header at offset {PREFIX}")
     parsed = _of_compact(raw, ParsedSafe(where, buffer, size, length, {}, faults))
     if parsed is None:
         parsed = _of_json(bytes(raw), ParsedSafe(where, buffer, size, length, {}, faults))
+    # If the tensors follow each other in order, neither overlap nor gap is possible.
     metadata, end = parsed.metadata, _end_of_row(parsed)
     if end is None:
         report_overlap(parsed.sound(), faults)
@@ -169,7 +172,7 @@ def _of_compact(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe | None:
     for text in _entry_windows(raw, at):
         rows = [] if text is None else _ENTRY.findall(text)
         count += len(rows)
-        # Matches do not overlap: where their lengths make up the window, nothing lies between.
+        # Matches do not overlap: where their lengths make up the window, nothing is between them.
         if (
             text is None
             or not rows
@@ -191,7 +194,7 @@ def _compact_metadata(first: bytes, where: str) -> tuple[dict[str, str], int] | 
     """
     try:
         text = first.decode("utf-8", "ignore")
-        start = len(METADATA) + 4  # behind the brace, the key and its colon
+        start = len(METADATA) + 4  # after the brace, the key and its colon
         _, end = json.JSONDecoder().raw_decode(text, start)
         size = len(text[:end].encode())
         value = bounded_json.loads(first[start:size], where, max_bytes=WINDOW)
@@ -212,6 +215,7 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
     if end <= at or raw[0] != ord("{") or raw[end - 1] != ord("}"):
         yield None
         return
+    # Each window is cut after its last whole entry; the last one gets a comma, too.
     while at < end - 1:
         piece = bytes(raw[at : min(at + WINDOW, end - 1)])
         if at + len(piece) == end - 1:
@@ -400,6 +404,7 @@ def _info(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
 
 def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, int], str]:
     """Return (encoding or None, shape, data_offsets, fault in words or "") of an entry."""
+    # Unknown fields are a fault that leaves the rest readable; missing ones do not.
     if not isinstance(entry, dict) or entry.keys() != set(FIELDS):
         found = ", ".join(shorten(key, 40) for key in entry) if isinstance(entry, dict) else entry
         wrong = f" has {shorten(str(found), 200)}; expected {', '.join(FIELDS)}"

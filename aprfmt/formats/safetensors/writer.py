@@ -73,11 +73,13 @@ class SafetensorsSink(SequentialSink):
         texts = _texts(metadata, where)
         like = self._like
         in_place = like is not None and _in_order_of(like, infos)
+        # An unchanged plan keeps the header of `like` byte by byte.
         if like is not None and in_place and self._same_file(like, texts, infos):
             return [FileProgram(self._path, like.header_raw, _rooms(infos))]
         texts.setdefault(_FORMAT_KEY, _FORMAT)
         for info in infos:
             _check(stored_info(info, layout.can_store) if self._carries else info, where)
+        # `format` tells loaders whether all tensors have dtypes of the format.
         if not all(layout.can_store(find_encoding(info.encoding)) for info in infos):
             texts[_FORMAT_KEY] = _CARRIES
         elif texts[_FORMAT_KEY] == _CARRIES:
