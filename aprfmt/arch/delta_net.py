@@ -105,7 +105,11 @@ def delta_net(
     own = {role: (hf, steps) for hf, role, steps in projections}
 
     def into(role: str, rows: str) -> RoleRow:
-        """Return the row of a projection from the stream, with its own name if it has one."""
+        """Return the row of a projection of the stream to `rows` rows.
+
+        Only a projection of `projections` has a name of its own; others are parts of a stored
+        tensor.
+        """
         hf, steps = own.get(role, ("", ()))
         name = f"linear_attn.{hf}.weight" if hf else ""
         return RoleRow(

@@ -48,7 +48,7 @@ def whole_model_row(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow
 
 
 def per_layer_embeddings(needs: str = "") -> Rows:
-    """Return the rows of the embedding with a part for every layer, its projection and norm."""
+    """Return the rows of the table with an embedding for every layer, its projection and norm."""
     wide = f"n_layers*{PER}"
     return (
         whole_model_row(
@@ -70,7 +70,7 @@ def per_layer_embeddings(needs: str = "") -> Rows:
 
 
 def per_layer_inputs(needs: str = "") -> Rows:
-    """Return the rows of the weights that add a layer's part of that embedding to the stream."""
+    """Return the rows of the weights that add a layer's own embedding to the stream."""
     return (
         *linear("inp_gate", "per_layer_input_gate", PER, "hidden_size", needs),
         *linear("proj", "per_layer_projection", "hidden_size", PER, needs),

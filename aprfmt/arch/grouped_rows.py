@@ -73,7 +73,10 @@ class ByGroup:
         return [(sum(wanted), *logical[0][1:])]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return for each logical tensor one run a part and group, in logical order."""
+        """Return for each logical tensor its runs: one for each part and group, in logical order.
+
+        None for more than MAX_MOVES runs.
+        """
         self.shapes(stored, hp)
         groups, sizes = self._sizes(hp)
         row, each = math.prod(stored[0][1:]), sum(sizes)
@@ -192,7 +195,7 @@ class Tiled:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return the stored runs in logical order: value heads of one key head together.
+        """Return [the stored runs in logical order]: value heads of one key head together.
 
         One run for each head, and one for the elements before the heads. None for more than
         MAX_MOVES.

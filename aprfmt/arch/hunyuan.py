@@ -116,7 +116,7 @@ def _same_everywhere(key: str) -> Any:
     """Return a read function for a number, or for a list with the same number for every layer."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (number, key) of config.json; ArchError if layers differ."""
+        """Return (the number of all layers, key) of config.json; ArchError if layers differ."""
         found = facts.first(key)
         if found is None or isinstance(found[0], int):
             return found

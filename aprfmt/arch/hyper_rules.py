@@ -74,7 +74,10 @@ def size(
 
 
 def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -> HyperRule:
-    """Return the rule for the width of the residual stream."""
+    """Return the rule for the width of the residual stream.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "hidden_size",
         hf,
@@ -86,7 +89,10 @@ def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -
 
 
 def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer") -> HyperRule:
-    """Return the rule for the number of decoder blocks."""
+    """Return the rule for the number of decoder blocks.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "n_layers",
         hf,
@@ -99,7 +105,10 @@ def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer
 
 
 def n_heads(hf_default: int | None = None, hf: str = "num_attention_heads n_head") -> HyperRule:
-    """Return the rule for the number of query heads."""
+    """Return the rule for the number of query heads.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "n_heads",
         hf,
@@ -110,7 +119,10 @@ def n_heads(hf_default: int | None = None, hf: str = "num_attention_heads n_head
 
 
 def n_kv_heads(hf_default: int | None = None, hf: str = "num_key_value_heads") -> HyperRule:
-    """Return the rule for the number of key and value heads; by default that of query heads."""
+    """Return the rule for the number of key and value heads; by default that of query heads.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "n_kv_heads",
         hf,
@@ -122,7 +134,10 @@ def n_kv_heads(hf_default: int | None = None, hf: str = "num_key_value_heads") -
 
 
 def head_dim(hf_default: int | None = None, hf: str = "head_dim") -> HyperRule:
-    """Return the rule for the elements of a head; by default hidden_size / n_heads."""
+    """Return the rule for the elements of a head; by default hidden_size / n_heads.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "head_dim",
         hf,
@@ -134,7 +149,10 @@ def head_dim(hf_default: int | None = None, hf: str = "head_dim") -> HyperRule:
 
 
 def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule:
-    """Return the rule for the inner width of the dense MLP."""
+    """Return the rule for the inner width of the dense MLP.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "ffn_size",
         hf,
@@ -146,7 +164,10 @@ def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule
 
 
 def vocab_size(hf_default: int | None = None) -> HyperRule:
-    """Return the rule for the number of rows of the embedding; its shape wins over the key."""
+    """Return the rule for the number of rows of the embedding; its shape wins over the key.
+
+    `hf_default` is its value where config.json has no key.
+    """
     return size(
         "vocab_size",
         "vocab_size",
@@ -159,7 +180,10 @@ def vocab_size(hf_default: int | None = None) -> HyperRule:
 
 
 def context_length(hf_default: int = 2048, hf: str = "max_position_embeddings") -> HyperRule:
-    """Return the rule for the number of positions the model was trained for."""
+    """Return the rule for the number of positions the model was trained for.
+
+    `hf_default` is its value where config.json has none of the keys `hf`; a GGUF must have it.
+    """
     return size(
         "context_length",
         hf,
@@ -173,7 +197,10 @@ def context_length(hf_default: int = 2048, hf: str = "max_position_embeddings") 
 def norm_eps(
     default: float = 1e-6, hf: str = "rms_norm_eps", gguf: str = "layer_norm_rms_epsilon"
 ) -> HyperRule:
-    """Return the rule for the epsilon of the norms; a GGUF file must have the key."""
+    """Return the rule for the epsilon of the norms; a GGUF file must have the key.
+
+    `hf` and `gguf` are its keys, `default` is its value where a config.json or an APR has none.
+    """
     return HyperRule(
         "norm_eps",
         {
@@ -206,7 +233,7 @@ def activation(
     names: Mapping[str, str] | None = None,
     tanh: str = "gelu_pytorch_tanh",
 ) -> HyperRule:
-    """Return the rule for the MLP's activation.
+    """Return the rule for the MLP's activation, which config.json has under `key`.
 
     `names` replaces rows of ACTIVATIONS; `tanh` is the spelling of gelu_tanh that is written.
     """
@@ -269,7 +296,10 @@ def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
 
 
 def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple[HyperRule, ...]:
-    """Return the rules for biases of q, k, v and of the output; one config key sets both."""
+    """Return the rules for biases of q, k, v and of the output; one config key sets both.
+
+    `hf` is that key, `default` its value where it is absent.
+    """
     return (
         flag("attention_bias", default, hf, present=("attn_q.bias",)),
         flag("attention_out_bias", default, hf, present=("attn_output.bias",), written=False),
@@ -277,12 +307,18 @@ def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple
 
 
 def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
-    """Return the rule for whether the MLP has biases."""
+    """Return the rule for whether the MLP has biases.
+
+    `hf` is config.json's key, `default` the value where it is absent.
+    """
     return flag("mlp_bias", default, hf, present=("ffn_up.bias",))
 
 
 def qk_norm(default: bool = True, hf: str = "") -> HyperRule:
-    """Return the rule for norms of queries and keys: either both exist or none."""
+    """Return the rule for norms of queries and keys: either both exist or none.
+
+    `hf` is config.json's key, `default` the value where it is absent.
+    """
     return flag("qk_norm", default, hf, present=("attn_q_norm.weight", "attn_k_norm.weight"))
 
 

@@ -56,7 +56,10 @@ class Split:
         return [joined_shape(self, logical, at, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return for each part one run per index before the axis; interleaved: one per row."""
+        """Return for each part its runs: one for each index before the axis.
+
+        With `interleaved` one for each row. None for more than MAX_MOVES runs.
+        """
         shape = only_shape(stored, self)
         parts = self._parts(shape, hp)
         outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
@@ -137,7 +140,7 @@ class Joined:
         return parts
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return one run for each part: it is one run of elements in the logical tensor."""
+        """Return [[one run for each part]]: the parts follow each other in the logical tensor."""
         self.shapes(stored, hp)
         return [[Move(i, 0, math.prod(shape)) for i, shape in enumerate(stored)]]
 
@@ -193,7 +196,10 @@ class Stacked:
         return [(*shape[:at], *shape[at + 1 :])] * count
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return one run for each tensor and each index before the axis."""
+        """Return [[one run for each tensor and each index before the axis]].
+
+        None for more than MAX_MOVES runs.
+        """
         self.shapes(stored, hp)
         if not stored:
             return [[]]

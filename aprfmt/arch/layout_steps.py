@@ -87,7 +87,7 @@ class RowsPermuted:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return one run for each row, in logical order; None for more than MAX_MOVES rows."""
+        """Return [[one run for each row, in logical order]]; None above MAX_MOVES rows."""
         shape = only_shape(stored, self)
         heads = self._heads(shape, hp)
         row = math.prod(shape[1:])
@@ -103,14 +103,14 @@ class RowsPermuted:
         return [[Move(0, at * row, row) for at in rows]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the stored array with its rows reordered from adjacent pairs to split halves."""
+        """Return [the stored array, its rows reordered from adjacent pairs to split halves]."""
         x = stored[0]
         heads = self._heads(x.shape, hp)
         split = x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:])
         return [split.swapaxes(1, 2).reshape(x.shape)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the logical array with its rows reordered from split halves to adjacent pairs."""
+        """Return [the logical array, its rows reordered from split halves to adjacent pairs]."""
         x = logical[0]
         heads = self._heads(x.shape, hp)
         split = x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:])
@@ -138,17 +138,17 @@ class Transposed:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return one run of all elements if an axis has size 1, else None: decode whole."""
+        """Return [[one run of all elements]] if an axis has size 1, else None: decode whole."""
         shape = only_shape(self.shapes(stored, hp), self)
         return [[Move(0, 0, math.prod(shape))]] if 1 in shape[-2:] else None
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the stored array with its last two axes swapped, as a view."""
+        """Return [a view of the stored array with its last two axes swapped]."""
         self.shapes([stored[0].shape], hp)
         return [stored[0].swapaxes(-1, -2)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the logical array with its last two axes swapped, as a view."""
+        """Return [a view of the logical array with its last two axes swapped]."""
         return self.undo(logical, hp)
 
     def __str__(self) -> str:
@@ -219,17 +219,17 @@ class Oriented(Transposed):
         return Transposed.shapes(self, logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return one run of all elements if none changes its place, else None: decode whole."""
+        """Return [[one run of all elements]] if none changes its place, else None: decode whole."""
         shape = only_shape(stored, self)
         turned = self._turned(shape, hp) and 1 not in shape[-2:]
         return None if turned else [[Move(0, 0, math.prod(shape))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the stored array in logical order: its last two axes swapped back if they are."""
+        """Return [the stored array, its last two axes swapped if the shape shows it]."""
         return [stored[0].swapaxes(-1, -2) if self._turned(stored[0].shape, hp) else stored[0]]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the logical array, its last two axes swapped unless they are equally long."""
+        """Return [the logical array, its last two axes swapped unless they are equally long]."""
         rows, columns = size_of(self.rows, hp), size_of(self.columns, hp)
         return [logical[0] if rows == columns else logical[0].swapaxes(-1, -2)]
 
@@ -255,7 +255,7 @@ class HalvesExchanged:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return two runs a row, its second half first; None for more than MAX_MOVES runs."""
+        """Return [[two runs a row, its second half first]]; None above MAX_MOVES runs."""
         shape = only_shape(self.shapes(stored, hp), self)
         half, rows = shape[-1] // 2, math.prod(shape[:-1])
         if 2 * rows > MAX_MOVES:
@@ -263,14 +263,14 @@ class HalvesExchanged:
         return [[Move(0, at * half, half) for row in range(rows) for at in (2 * row + 1, 2 * row)]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the stored array with the two halves of every row exchanged."""
+        """Return [the stored array with the two halves of every row exchanged]."""
         import numpy as np
 
         shape = self.shapes([stored[0].shape], hp)[0]
         return [np.roll(stored[0], shape[-1] // 2, axis=-1)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the logical array with the two halves of every row exchanged."""
+        """Return [the logical array with the two halves of every row exchanged]."""
         return self.undo(logical, hp)
 
     def __str__(self) -> str:
@@ -308,13 +308,13 @@ class Added(ChangesValues):
     amount: float
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the stored array minus the constant, as float32."""
+        """Return [the stored array minus the constant, as float32]."""
         import numpy as np
 
         return [np.asarray(stored[0], np.float32) - np.float32(self.amount)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the logical array plus the constant, as float32."""
+        """Return [the logical array plus the constant, as float32]."""
         import numpy as np
 
         return [np.asarray(logical[0], np.float32) + np.float32(self.amount)]
@@ -353,15 +353,15 @@ class Reshaped:
         return [self._to(only_shape(logical, self), self.stored, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return one run of all elements: none changes its place."""
+        """Return [[one run of all elements]]: none changes its place."""
         return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the stored array reshaped to the logical shape."""
+        """Return [the stored array reshaped to the logical shape]."""
         return [stored[0].reshape(self._to(stored[0].shape, self.logical, hp))]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the logical array reshaped to the shape that is written."""
+        """Return [the logical array reshaped to the shape that is written]."""
         return [logical[0].reshape(self._to(logical[0].shape, self.stored, hp))]
 
     def __str__(self) -> str:

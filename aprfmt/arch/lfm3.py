@@ -83,7 +83,7 @@ def _size(facts: Facts, hp: Params) -> Found:
 
 
 def _rope() -> tuple[HyperRule, ...]:
-    """Return the rules for rope; by default half of the heads without a window is rotated."""
+    """Return the rules for rope; by default half of each head without a window is rotated."""
 
     def usual(hp: Params) -> Params:
         """Return the scaling that rotates the first half of a full head's pairs."""

@@ -64,7 +64,7 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _sparse(facts: Facts, hp: Params) -> Found:
-    """Return (which layers have experts, key) of config.json's list or step; None without both."""
+    """Return (which layers have experts, key) of config.json; None without a list and a step."""
     listed, step = facts.first("moe_layers"), facts.first("interleave_moe_layer_step")
     if listed is not None:
         on = {whole_number(item, listed[1]) for item in sequence(*listed)}

@@ -99,7 +99,7 @@ def _listed(name: str, key: str, usual: tuple[int, ...], inside: bool) -> HyperR
         return tuple((layer in layers) is inside for layer in range(hp["n_layers"]))
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (booleans, key) of config.json's list; None without the key."""
+        """Return (one boolean a layer, key) of config.json's list; None without the key."""
         found = own(facts, hp)
         if found is None:
             return None

@@ -157,7 +157,10 @@ def _longrope(
 
 
 def _yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
-    """Return the yarn scaling of the keys; `log_mul` as in `read_gguf`."""
+    """Return the yarn scaling of a GGUF's keys, in normal form.
+
+    `log_mul`: the key yarn_log_multiplier is this times mscale_all_dim.
+    """
 
     def key(name: str, default: float | None) -> float | None:
         """Return the number under a key of rope scaling, its rounding undone, or the default."""
@@ -188,7 +191,9 @@ def _yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
 def write_gguf(scaling: Params | None, log_mul: float) -> dict[str, Value]:
     """Return GGUF's {key: value} of a scaling, with "{arch}" still in the keys.
 
-    Scalings that are stored as divisors have none; see `ROPE_TENSORS`. `log_mul` as in `read_gguf`.
+    Empty for no scaling and for scalings that are stored as divisors, see `ROPE_TENSORS`.
+    `log_mul`:
+    the key yarn_log_multiplier is this times mscale_all_dim.
     """
     write = _WRITE.get(scaling["type"]) if scaling is not None else None
     keys = {} if write is None or scaling is None else write(scaling)

@@ -164,7 +164,10 @@ class HFRope:
         return full
 
     def layers(self) -> tuple[str, str] | None:
-        """Return ("all", key) if the windowed layers have a scaling too, else None."""
+        """Return ("all", key) if the windowed layers have a scaling too; else None.
+
+        "all" is a value of the hyperparameter `rope_scaling_layers`.
+        """
         found = self.local.find("rope_type", "type")
         return None if found is None or text(*found).lower() == "default" else ("all", found[1])
 
@@ -199,10 +202,10 @@ class HFRope:
 
 
 def _factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
-    """Return the scaling of type linear or dynamic: {"factor": number}; ArchError without it.
+    """Return {"factor": number}, all that a linear or dynamic scaling has; ArchError without it.
 
-    This and the functions like it get the config's rope, the object to read, context length and
-    trained length; some need only a part of these.
+    Only `rope`, the object to read, is used here. The other arguments are for other types: the
+    config's rope, the context length, the trained length.
     """
     factor = rope.get("factor", positive)
     if factor is None:
@@ -213,7 +216,8 @@ def _factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
 def _llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     """Return the values of a llama3 scaling: factor, both frequency factors, trained length.
 
-    `rope` is the object to read; arguments as in `_read_factor`.
+    `rope` is the object to read, `original` the trained length. `hf` and `context` are for other
+    types of scaling.
     """
     low, high = rope.get("low_freq_factor", positive), rope.get("high_freq_factor", positive)
     if low is None or high is None or low == high:
@@ -232,7 +236,8 @@ def _llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
 def _yarn(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     """Return the values of a yarn scaling: factor, betas, mscales, attention factor, lengths.
 
-    `rope` is the object to read; arguments as in `_read_factor`.
+    `rope` is the object to read, `hf` the config's rope. `context` and `original` are the context
+    length and the trained length.
     """
     factor = rope.get("factor", positive, context / original)
     m, every = rope.get("mscale", number), rope.get("mscale_all_dim", number)
@@ -255,7 +260,8 @@ def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scalin
     """Return the values of a longrope scaling: both lists of divisors and the attention factor.
 
     If both lists are equal it is a scaling of type "factors", one divisor for each pair. `rope` is
-    the object to read; arguments as in `_read_factor`.
+    the object to read, `context` and `original` are the context length and the trained length. `hf`
+    is for other types.
     """
     short, long = rope.get("short_factor", divisors), rope.get("long_factor", divisors)
     if short is None or long is None:
@@ -281,7 +287,7 @@ def _proportional(hf: HFRope, rope: _Objects, context: int, original: int) -> Sc
     """Return the factor of a proportional scaling and how many elements of a head it rotates.
 
     The first pairs get the frequencies of a whole head, the others are not rotated. `rope` is the
-    object to read; arguments as in `_read_factor`.
+    object to read, `hf` the config's rope. `context` and `original` are for other types.
     """
     part = rope.get("partial_rotary_factor", number, 1.0)
     if not 0 <= part <= 1:

@@ -114,7 +114,8 @@ def tower_hyper(
 ) -> tuple[HyperRule, ...]:
     """Return the rules of a tower, one for every hyperparameter.
 
-    `usual`: width, layers, heads, inner width and image size where no key says them.
+    `eps` and `activation` are defaults, `class_token`: the tower has one. `usual`: width, layers,
+    heads, inner width and image size where no key says them.
     """
     width, layers, heads, ffn, image = usual
     return hyper_rules.hyper_table(

@@ -61,7 +61,7 @@ def _count(facts: Facts, stack: str) -> Found:
 
 
 def _longest(facts: Facts, hp: Params) -> Found:
-    """Return (layers of the longer stack, key) of config.json; None without both keys."""
+    """Return (layers of the longer stack, key) of config.json; None if neither has a key."""
     found = [count for stack in _STACKS if (count := _count(facts, stack)) is not None]
     return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
 

@@ -25,7 +25,7 @@ class Faults:
     __slots__ = ("_errors", "broken", "collect", "damage", "where")
 
     def __init__(self, where: str, collect: bool) -> None:
-        """Start without faults; `where` names the file, `collect`: do not raise them."""
+        """Start without faults; `where` names the file. `collect`: faults do not raise."""
         self.where = where
         self.collect = collect
         self.damage: list[Damage] = []

@@ -351,7 +351,7 @@ def _note_holes(parsed: ParsedGguf, infos: Iterable[TensorInfo]) -> None:
 
 
 def _is_beyond(info: TensorInfo, parsed: ParsedGguf) -> bool:
-    """Return whether a tensor ends after the end of the file; an empty one, if it starts there."""
+    """Return whether a tensor ends beyond the file's end; an empty one, whether it starts there."""
     if info.nbytes:
         return info.offset + info.nbytes > parsed.size
     return info.offset > max(align_size(parsed.end, parsed.alignment), parsed.size)
