@@ -1,4 +1,4 @@
-"""From stored names to roles and back, by the binding tables.
+"""Maps stored tensor names to roles (what a tensor is for) and back, by the binding tables.
 
 Nothing here knows an architecture: everything comes from the tables and the hyperparameters.
 """

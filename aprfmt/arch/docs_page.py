@@ -1,4 +1,4 @@
-"""docs/reference/architectures.md, printed from the tables: `python -m aprfmt.arch.docs_page`.
+"""Prints docs/reference/architectures.md from the tables: `python -m aprfmt.arch.docs_page`.
 
 What llama.cpp made of the files is a recorded measurement, docs/reference/llama_cpp.json.
 """

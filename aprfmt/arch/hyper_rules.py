@@ -1,4 +1,4 @@
-"""Hyperparameter rules that most architectures share; a family's table overrides those that differ.
+"""Rules that read and write the hyperparameters of most architectures; families override some.
 
 `hyper_table` returns one rule for every hyperparameter, so that no other code needs a default.
 """

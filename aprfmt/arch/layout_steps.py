@@ -1,4 +1,4 @@
-"""Layout steps of one tensor: from the stored to the logical layout and back.
+"""Steps between one tensor's stored layout (a file's) and its logical one (Hugging Face's).
 
 joining_steps.py has the steps between several tensors. All steps but `Added` only move elements.
 So their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where every run

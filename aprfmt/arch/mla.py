@@ -1,4 +1,4 @@
-"""Hyperparameter rules of compressed attention (MLA) and deepseek's experts.
+"""Rules for the hyperparameters of latent attention (MLA) and of deepseek's experts.
 
 In GGUF the head counts and lengths describe attention on the compressed vectors; the lengths of
 the heads are in `..._mla` keys (older files have only these, under the plain keys). Source:

@@ -1,4 +1,4 @@
-"""The keys of each style that are not hyperparameters.
+"""The keys of each style (config.json, GGUF, APR) that are not hyperparameters.
 
 A key that is neither read by a rule nor listed here is reported as unknown, never dropped.
 """

@@ -1,4 +1,4 @@
-"""Tensor tables in short form: one row per tensor gives its rule and its names in both styles.
+"""Tensor tables in short form: one row per tensor gives role, shape and names in both styles.
 
 Most GGUF names equal the role, so a row usually gives only the Hugging Face name and the shape.
 `make_tables` turns rows into the two independent tables of an ArchSpec.

@@ -17,7 +17,10 @@ _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EBUSY}
 
 
 def swap_names(a: Path, b: Path) -> bool:
-    """Swap the names `a` and `b`; return False if the system cannot, OSError if it failed."""
+    """Swap the names `a` and `b`; return False if the system cannot do it in one step.
+
+    Raises OSError if the swap failed.
+    """
     import ctypes
 
     try:

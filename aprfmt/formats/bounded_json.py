@@ -1,4 +1,4 @@
-"""Bounded JSON: everything JSON that comes out of a file is read here.
+"""Reads and writes JSON with limits: all JSON that comes out of a file is read here.
 
 Python's own parser does the work. This module adds limits (bytes, depth, digits) and rules that
 the parser does not check: UTF-8 without a byte-order mark, no duplicate keys (compared after

@@ -240,12 +240,12 @@ def _record(path: Path, record: Path) -> PatchRecord | None:
         return None  # ours is renamed into place whole
     finally:
         os.close(fd)
-    lies = _facts(path)
-    if lies is None or found.file != inode_identity(lies):
+    status = _facts(path)
+    if status is None or found.file != inode_identity(status):
         return None
-    if not all(offset + len(data) <= lies.st_size for offset, data in found.pieces):
+    if not all(offset + len(data) <= status.st_size for offset, data in found.pieces):
         return None
-    trusted = found.signed and is_owned_by_user(facts) and facts.st_dev == lies.st_dev
+    trusted = found.signed and is_owned_by_user(facts) and facts.st_dev == status.st_dev
     return replace(found, signed=trusted)
 
 

@@ -1,4 +1,4 @@
-"""Files mapped read-only, and stored tensors as views of them.
+"""Opens files mapped read-only; their stored tensors are views of the mapping.
 
 Only regular files are opened: a pipe or a device is refused before a byte is read. Mapped pages
 count as resident memory, so code that walks over a large tensor calls `drop` for parts it has read.
@@ -271,8 +271,8 @@ def in_mapped_file(tensor: LazyTensor) -> bool:
     beneath = (*tensor.made_of, *tensor.parts.values())
     if beneath:
         return all(map(in_mapped_file, beneath))
-    lies = None if tensor.spoilt else tensor.held.lies()
-    return lies is not None and isinstance(lies[0], MappedFile)
+    place = None if tensor.spoilt else tensor.held.lies()
+    return place is not None and isinstance(place[0], MappedFile)
 
 
 class DamagedTensor(StoredTensor):
@@ -283,6 +283,7 @@ class DamagedTensor(StoredTensor):
     spoilt = True
 
     def __init__(self, file: ByteSource, info: TensorInfo, error: FormatError) -> None:
+        """Take the error that reading the tensor raises."""
         super().__init__(file, info)
         self._error = error
 

@@ -1,4 +1,4 @@
-"""NumPy's own file of one array, as commands write it."""
+"""Writes one array to NumPy's own file format (.npy)."""
 
 import io
 from pathlib import Path

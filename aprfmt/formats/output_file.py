@@ -226,12 +226,12 @@ class OutputFile:
 
         0 if the bytes are not mapped, are few, or the system cannot copy them.
         """
-        lies = mapped_origin(view) if self._in_system and len(view) >= _IN_SYSTEM else None
-        if lies is None or self._fd is None:
+        origin = mapped_origin(view) if self._in_system and len(view) >= _IN_SYSTEM else None
+        if origin is None or self._fd is None:
             return 0
         size = min(len(view), _WINDOW)
         try:
-            return os.copy_file_range(lies[0], self._fd, size, lies[1], offset)
+            return os.copy_file_range(origin[0], self._fd, size, origin[1], offset)
         except OSError as error:
             if error.errno not in _CANNOT:
                 raise

@@ -420,9 +420,9 @@ class ResumableFileSet(FileSet):
         if moves and all(_identity(self._home / final) == found for _, final, found in moves):
             return True
         for temporary, final, found in moves:
-            lying = self._home / temporary
-            if temporary and _identity(lying) == found and self.hidden.is_dir():
-                os.rename(lying, self.hidden / final)
+            staged = self._home / temporary
+            if temporary and _identity(staged) == found and self.hidden.is_dir():
+                os.rename(staged, self.hidden / final)
         return False
 
     def _compare(self, begun: EarlierRun, sources: Mapping[str, str], plan: str) -> None:

@@ -1,4 +1,4 @@
-"""Model files written from start to end by a program: literal bytes, tensor slots, a checksum.
+"""Writes model files from start to end by a program: literal bytes, tensor slots, a checksum.
 
 A format for which the plan fixes all bytes except the tensors' returns such a program;
 `SequentialSink` does the writing, the checks and the publishing.

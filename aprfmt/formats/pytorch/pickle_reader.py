@@ -1,4 +1,4 @@
-"""A pickle read as a description: an interpreter of the opcodes that torch.save writes.
+"""Reads a pickle as a description of values: interprets the opcodes that torch.save writes.
 
 Nothing is imported, called or made. A name becomes a `GlobalName`. A call of a function in the
 table of `pickle_calls` becomes a description of its result. An instance of a class becomes a

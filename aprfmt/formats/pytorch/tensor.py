@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import ByteSource, LazyTensor, TensorInfo
 from aprfmt.base.text_escape import shorten
-from aprfmt.errors import FormatError, TruncatedError, UnsupportedError, UsageError
+from aprfmt.errors import TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats.mapped_file import DamagedTensor, StoredTensor
 from aprfmt.formats.pytorch.pickle_values import DTYPES, TensorValue
 
@@ -182,6 +182,3 @@ class AbsentTensor(DamagedTensor):
     __slots__ = ()
 
     spoilt = False
-
-    def __init__(self, file: ByteSource, info: TensorInfo, error: FormatError) -> None:
-        super().__init__(file, info, error)
