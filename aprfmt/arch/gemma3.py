@@ -1,7 +1,7 @@
 """gemma 3 (text): q/k-norms, five windowed layers per full one, two rope bases, no score cap.
 
-Windowed layers use their own rope base, without scaling. Source:
-docs/reference/architectures.md; llama.cpp's gemma3.cpp.
+Windowed layers use their own rope base, without scaling. Source: docs/reference/architectures.md;
+llama.cpp's gemma3.cpp.
 """
 
 from collections.abc import Mapping

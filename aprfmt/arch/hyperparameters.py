@@ -51,8 +51,7 @@ class KeyReport:
     `unknown`: the rest. `conflicts` are sentences. So are `assumed`, which say which values a file
     of another program leaves to the defaults of the programs that read it. `demanded`: for parts
     whose presence tensors show (biases, norms), whether keys or table defaults require them;
-    whether
-    they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
+    whether they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
     """
 
     read: Mapping[str, str]

@@ -1,10 +1,9 @@
 """Steps between one tensor's stored layout (a file's) and its logical one (Hugging Face's).
 
-joining_steps.py has the steps between several tensors. All steps but `Added` only move elements.
-So their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where every run
-would be a single element (a transposition), `moves` returns None and callers use `undo` on the
-whole array.
-Sources of the layouts: docs/reference/architectures.md, llama.cpp's converter.
+joining_steps.py has the steps between several tensors. All steps but `Added` only move elements. So
+their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where every run would
+be a single element (a transposition), `moves` returns None and callers use `undo` on the whole
+array. Sources of the layouts: docs/reference/architectures.md, llama.cpp's converter.
 """
 
 import math

@@ -70,8 +70,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
 
         transformers ignores the key for these architectures. Together with a rope scaling it is an
         ArchError: transformers then computes frequencies for the part only, but rotates whole
-        heads,
-        and its forward pass fails.
+        heads, and its forward pass fails.
         """
         if facts.style != "hf" or rope.partial is not None:
             return ""

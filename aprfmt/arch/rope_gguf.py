@@ -192,8 +192,7 @@ def write_gguf(scaling: Params | None, log_mul: float) -> dict[str, Value]:
     """Return GGUF's {key: value} of a scaling, with "{arch}" still in the keys.
 
     Empty for no scaling and for scalings that are stored as divisors, see `ROPE_TENSORS`.
-    `log_mul`:
-    the key yarn_log_multiplier is this times mscale_all_dim.
+    `log_mul`: the key yarn_log_multiplier is this times mscale_all_dim.
     """
     write = _WRITE.get(scaling["type"]) if scaling is not None else None
     keys = {} if write is None or scaling is None else write(scaling)

@@ -28,11 +28,10 @@ class RopeDefaults:
     Defaults for absent keys: `theta`; `theta_local` (windowed layers; None: same as theta);
     `partial`, the rotated part of a head (None: transformers always rotates whole heads);
     `original`, the trained length (phi3); `hf_default`, the scaling in normal form. `local_key` is
-    the old config key of theta_local, `base_key` of theta. `layers`: the layers the
-    scaling applies to ("all", "full").
-    `aliases`: old names of scaling types. `nested`: new configs have one object per layer type.
-    `new`: transformers reads `rope_parameters` only, so no older key is read or written.
-    `log_mul`: a GGUF's yarn_log_multiplier is this times mscale_all_dim.
+    the old config key of theta_local, `base_key` of theta. `layers`: the layers the scaling applies
+    to ("all", "full"). `aliases`: old names of scaling types. `nested`: new configs have one object
+    per layer type. `new`: transformers reads `rope_parameters` only, so no older key is read or
+    written. `log_mul`: a GGUF's yarn_log_multiplier is this times mscale_all_dim.
     """
 
     theta: float = 10000.0
@@ -148,8 +147,7 @@ class HFRope:
         """Return (scaling in normal form or None for none, key); None without a rope type.
 
         `context` is the context length. ArchError for an unknown type, or for windowed layers that
-        have
-        another scaling.
+        have another scaling.
         """
         self.facts.first(ORIGINAL)  # looked up because the key may exist without scaling, too
         full = self._scaling(self.full, context)

@@ -230,12 +230,11 @@ class DerivedTensor:
 class TensorRule:
     """One role of an architecture.
 
-    `shape` entries are sums of products of hyperparameter names and integers
-    ("n_heads*head_dim", "kv_lora_rank+qk_rope_head_dim"), nothing else.
-    `needs`: "" always required; "optional"; or conditions joined by "&", each the name of a
-    hyperparameter ("attention_bias", "moe_layers", "!moe_layers", "!tied_embeddings") that makes
-    it required where true (or not zero; for per-layer ones, in the layers where it is).
-    Roles with `layered=False` exist once.
+    `shape` entries are sums of products of hyperparameter names and integers ("n_heads*head_dim",
+    "kv_lora_rank+qk_rope_head_dim"), nothing else. `needs`: "" always required; "optional"; or
+    conditions joined by "&", each the name of a hyperparameter ("attention_bias", "moe_layers",
+    "!moe_layers", "!tied_embeddings") that makes it required where true (or not zero; for per-layer
+    ones, in the layers where it is). Roles with `layered=False` exist once.
     """
 
     role: str

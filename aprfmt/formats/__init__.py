@@ -73,10 +73,10 @@ class FormatSpec:
     """One container format.
 
     `recognise(head, size)` looks at the first bytes (up to 4096) and the file's size.
-    `holds(encoding)` says whether the format has a code for an encoding.
-    `style` is the naming style its own files use by default ("hf" or "gguf").
-    `vectors_f32` marks formats whose readers expect norms and 1-D tensors as F32; `keys_like` names
-    the format whose metadata keys it uses, where it has none of its own.
+    `holds(encoding)` says whether the format has a code for an encoding. `style` is the naming
+    style its own files use by default ("hf" or "gguf"). `vectors_f32` marks formats whose readers
+    expect norms and 1-D tensors as F32; `keys_like` names the format whose metadata keys it uses,
+    where it has none of its own.
     """
 
     name: str

@@ -179,8 +179,7 @@ class FileSet:
         """Raise OutputError where publishing would lose another program's file, or publish one.
 
         Without `force`, a file that another run made at a final path would be lost. A temporary
-        file
-        that is no longer the one written here would be published.
+        file that is no longer the one written here would be published.
         """
         for file in self._files:
             if not self._force and not file.existed and os.path.lexists(file.final):

@@ -23,8 +23,7 @@ class BackgroundSync:
         """Start a thread that syncs the file, unless one is running; return whether it started.
 
         True where the system cannot do it. Raises the OSError of the sync before: the system
-        reports a
-        lost write once.
+        reports a lost write once.
         """
         if _SYNC is None:
             return True

@@ -145,8 +145,7 @@ class Cursor:
         """Return (the next `count` bytes as text, the fault or None).
 
         Invalid bytes are escaped and reported as a fault. The fault is returned so that the caller
-        can
-        say which tensors it concerns.
+        can say which tensors it concerns.
         """
         text, error = self._decode(count, what)
         if error is not None:

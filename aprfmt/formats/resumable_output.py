@@ -268,8 +268,7 @@ class ResumableFileSet(FileSet):
         """Lock the journal and read it; OutputError where it is that of another conversion.
 
         `sources` are the files read: name to identity, which changes when their bytes do. `plan` is
-        the
-        digest of everything else that decides about the output's bytes.
+        the digest of everything else that decides about the output's bytes.
         """
         parent = self.hidden.parent
         if is_address(self.output):

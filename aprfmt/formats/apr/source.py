@@ -72,8 +72,7 @@ class AprSource(mapped_file.MappedSource[AprShard]):
 
     `tensors` are logical: tensors of encodings that APR has no code for have their own name and
     shape again. `metadata` is the first file's, without `aprfmt.tensors` and, for a set,
-    `sharding`;
-    nulls stay (they mean absent). `shards` are the open files with their structures.
+    `sharding`; nulls stay (they mean absent). `shards` are the open files with their structures.
     """
 
     format = "apr"
@@ -113,8 +112,7 @@ class AprSource(mapped_file.MappedSource[AprShard]):
 
         False: that of some file is wrong. None: none is wrong, but some file has no checksum. Reads
         every byte, and releases mapped pages on the way. `known` has the CRC-32 of files of which
-        every
-        byte was read already.
+        every byte was read already.
         """
         found = [shard.footer_matches((known or {}).get(shard.file.path)) for shard in self.shards]
         return False if False in found else None if None in found else True

@@ -39,11 +39,10 @@ class GGUFSource(MappedSource[GgufShard]):
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> GGUFSource:
     """Return an open GGUF model; any shard of a split opens the whole model.
 
-    `partial` lists truncated files and incomplete splits: `notes` say what is missing, and
-    asking for the bytes of a cut tensor raises TruncatedError. `damaged` collects faults that leave
-    the rest readable in `damage`.
-    Raises FormatError (TruncatedError, UnsupportedError) for what is not GGUF, for a missing shard,
-    and for a set whose shards disagree or were left half written.
+    `partial` lists truncated files and incomplete splits: `notes` say what is missing, and asking
+    for the bytes of a cut tensor raises TruncatedError. `damaged` collects faults that leave the
+    rest readable in `damage`. Raises FormatError (TruncatedError, UnsupportedError) for what is not
+    GGUF, for a missing shard, and for a set whose shards disagree or were left half written.
     """
     from aprfmt.formats.shard_set import refuse_mixed
 

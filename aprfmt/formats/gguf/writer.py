@@ -72,8 +72,7 @@ class GGUFSink(SequentialSink):
         """Return the alignment in bytes: as asked, else the metadata's, else 32.
 
         Sets the key in `metadata` unless it is the default and absent. UsageError if it is not a
-        power
-        of two.
+        power of two.
         """
         given = metadata.get(layout.ALIGNMENT_KEY)
         given = given.value if isinstance(given, TypedValue) else given

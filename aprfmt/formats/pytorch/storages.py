@@ -47,8 +47,7 @@ class PickleContents:
         """Return the parts of the file as (start, stop), in order.
 
         A local header is padded to align its record, so each part ends where the next header
-        begins.
-        After the last record is the directory. The older forms have no gaps: one part.
+        begins. After the last record is the directory. The older forms have no gaps: one part.
         """
         if not self.records:
             return [(0, self.size)]

@@ -75,8 +75,7 @@ class StridedTensor(LazyTensor):
         """Return the bytes of a strided view of `held`, in row-major order.
 
         `axes` are (count, stride in elements), `size` is an element's bytes. Swaps bytes of
-        big-endian
-        files, and negates or conjugates as the tensor asks.
+        big-endian files, and negates or conjugates as the tensor asks.
         """
         import numpy as np
 
@@ -129,8 +128,7 @@ def open_tensor(
     """Return the lazy tensor of a description; reading one without data raises.
 
     `places` are (start, stop) of storages by key. Raises TruncatedError where a storage is too
-    short
-    for it, UnsupportedError for a view that repeats bytes too often.
+    short for it, UnsupportedError for a view that repeats bytes too often.
     """
     where = f"{file.path}: tensor {shorten(name, 100)!r}"
     count, size = math.prod(value.shape), DTYPES[value.dtype][1]

@@ -38,9 +38,8 @@ class ParsedSafe(Structure):
 
     `infos` are in the header's own order, offsets absolute. `header_size` counts the JSON with its
     padding, `end` is where the last tensor ends. Tensors of encodings without a safetensors dtype
-    are
-    stored as bytes: then `stored` are the tensors as the header lists them, and `carried` maps a
-    tensor's name to that of its bytes. Both are empty otherwise.
+    are stored as bytes: then `stored` are the tensors as the header lists them, and `carried` maps
+    a tensor's name to that of its bytes. Both are empty otherwise.
     """
 
     where: str
