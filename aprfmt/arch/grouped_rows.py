@@ -61,7 +61,10 @@ class ByGroup:
         return [(self._rows(output, groups, sizes), *shape[1:]) for output in self.outputs]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the shape of the one stored tensor]; ArchError for other logical shapes."""
+        """Return [the shape of the one stored tensor]; ArchError for other logical shapes.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         groups, sizes = self._sizes(hp)
         wanted = [self._rows(output, groups, sizes) for output in self.outputs]
         found = [shape[0] if shape else 0 for shape in logical]
@@ -191,7 +194,10 @@ class Tiled:
         return [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the logical shape]; ArchError unless the heads fit it."""
+        """Return [the logical shape]; ArchError unless the heads fit it.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:

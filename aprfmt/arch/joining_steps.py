@@ -46,7 +46,10 @@ class Split:
         return [(*shape[:at], part, *shape[at + 1 :]) for part in self._parts(shape, hp)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the shape of the parts joined along the axis]."""
+        """Return [the shape of the parts joined along the axis].
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         at = self.axis
         if len(logical) != len(self.sizes) or any(len(shape) <= at for shape in logical):
             raise ArchError(
@@ -129,7 +132,10 @@ class Joined:
         return [(sum(parts), *shapes[0][1:])]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return one stored shape for each part of the logical tensor."""
+        """Return one stored shape for each part of the logical tensor.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         shape = only_shape(logical, self)
         parts = [(size_of(size, hp), *shape[1:]) for size in self.sizes]
         self.shapes(parts, hp)
@@ -253,7 +259,10 @@ class KvB:
         return [whole]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shapes of k_b and v_b; ArchError unless kv_b fits the hyperparameters."""
+        """Return the shapes of k_b and v_b; ArchError unless kv_b fits the hyperparameters.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         k, v, whole = self._expected(hp)
         if only_shape(logical, self) != whole:
             raise ArchError(f"{self}: shape {list(logical[0])}; expected {list(whole)}")

@@ -82,7 +82,10 @@ class RowsPermuted:
         return [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the logical shape]; ArchError unless heads of even size fit the rows."""
+        """Return [the logical shape]; ArchError unless heads of even size fit the rows.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
@@ -133,7 +136,10 @@ class Transposed:
         return [(*shape[:-2], shape[-1], shape[-2])]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the logical shape with its last two axes swapped]; ArchError below two axes."""
+        """Return [the logical shape with its last two axes swapped]; ArchError below two axes.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
@@ -165,7 +171,10 @@ class TransposedEach:
         return [Transposed().shapes([shape], hp)[0] for shape in stored]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the logical shapes, their last two axes swapped; ArchError below two axes."""
+        """Return the logical shapes, their last two axes swapped; ArchError below two axes.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
@@ -213,7 +222,10 @@ class Oriented(Transposed):
         return Transposed.shapes(self, stored, hp) if self._turned(shape, hp) else [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the shape that is written]: the logical one with its last two axes swapped."""
+        """Return [the shape that is written]: the logical one with its last two axes swapped.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         self._turned(only_shape(logical, self), hp)
         return Transposed.shapes(self, logical, hp)
 
@@ -250,7 +262,10 @@ class HalvesExchanged:
         return [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the logical shape]; ArchError unless rows have an even number of elements."""
+        """Return [the logical shape]; ArchError unless rows have an even number of elements.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
@@ -287,7 +302,10 @@ class ChangesValues:
         return [only_shape(stored, self)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the logical shape]: the step changes values, not shapes."""
+        """Return [the logical shape]: the step changes values, not shapes.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return [only_shape(logical, self)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
@@ -348,7 +366,10 @@ class Reshaped:
         return [self._to(only_shape(stored, self), self.logical, hp)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the shape that is written]; ArchError unless the element counts are equal."""
+        """Return [the shape that is written]; ArchError unless the element counts are equal.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return [self._to(only_shape(logical, self), self.stored, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:

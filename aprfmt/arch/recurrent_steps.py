@@ -39,7 +39,10 @@ class Depthwise:
         return [whole]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [(channels, 1, taps)], the shape that is written."""
+        """Return [(channels, 1, taps)], the shape that is written.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         channels, taps = self.shapes([only_shape(logical, self)], hp)[0]
         return [(channels, 1, taps)]
 

@@ -101,7 +101,7 @@ class Coverage:
 
 
 def accept_nothing(key: str) -> bool:
-    """Return False: the default for `accept`, with which no role may be missing."""
+    """Return False for any role `key`: the default for `accept`, no role may be missing."""
     return False
 
 

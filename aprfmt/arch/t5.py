@@ -254,7 +254,10 @@ def _is(gated: bool, every: bool, decoder: bool) -> Any:
     )
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
-        """Return whether the tensor names show exactly this form."""
+        """Return whether the tensor names show exactly this form.
+
+        `values`, the metadata, is for other evidence functions.
+        """
         here = (
             _has(names, ".wi_0.", ".ffn_gate."),
             _has(names, *second),

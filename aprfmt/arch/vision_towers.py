@@ -149,7 +149,10 @@ def _named(*parts: str) -> Any:
     """Return an evidence function: whether a tensor name contains one of the parts."""
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
-        """Return whether any tensor name contains one of the parts."""
+        """Return whether any tensor name contains one of the parts.
+
+        `values`, the metadata, is for other evidence functions.
+        """
         return any(part in name for name in names for part in parts)
 
     return evidence
@@ -159,7 +162,10 @@ def projector_model(kind: str) -> Any:
     """Return an evidence function: whether a GGUF's projector is of type `kind`."""
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
-        """Return whether the GGUF's `clip.projector_type` is the expected one."""
+        """Return whether the GGUF's `clip.projector_type` is the expected one.
+
+        `names`, the tensors', is for other evidence functions.
+        """
         return values.get("clip.projector_type") == kind
 
     return evidence

@@ -222,7 +222,10 @@ class DuplicateKeys(dict[str, Any]):
 
 
 def _marked(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """Return an object hook that turns an object with duplicate keys into a DuplicateKeys."""
+    """Return an object hook that turns an object with duplicate keys into a DuplicateKeys.
+
+    `where` is not used: hooks that raise need it for their message.
+    """
 
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """Return the dict of the pairs, a DuplicateKeys if a key occurs twice."""

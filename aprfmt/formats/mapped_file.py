@@ -107,7 +107,7 @@ class MappedFile:
     def descriptor(self) -> int | None:
         """Return an open descriptor of the file; None if another file is at its path now.
 
-        The first call opens it; the MappedFile closes it.
+        The first call opens it; the MappedFile closes it. None for an empty file, too.
         """
         with _opening:  # any thread may ask
             if self._fd is None and self._map is not None:

@@ -360,7 +360,11 @@ class ResumableFileSet(FileSet):
         return found
 
     def _stage(self, target: Path, old: os.stat_result | None) -> None:
-        """Make the hidden folder the staging folder, with the mode of the replaced folder."""
+        """Make the hidden folder the staging folder, with the mode of the replaced folder.
+
+        `old` is the status of that folder, or None. `target` is not used: the hidden folder is
+        fixed.
+        """
         self._make_hidden()
         if old is not None:
             os.chmod(self.hidden, stat.S_IMODE(old.st_mode))

@@ -161,7 +161,10 @@ def _quantized(
 
 
 def _meta(dtype: Any, size: Any, stride: Any, requires_grad: Any = False) -> TensorValue:
-    """Return the description of a tensor on the meta device, which has no values."""
+    """Return the description of a tensor on the meta device, which has no values.
+
+    Its gradient does not matter.
+    """
     return _of(None, dtype_of(dtype), 0, size, stride)
 
 
@@ -237,7 +240,11 @@ def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> SparseTensor
 
 
 def _table(pairs: Any = None, *more: Any) -> PickledDict:
-    """Return a dict of the pairs that a dict class was called with; ValueError for no pairs."""
+    """Return a dict of the pairs that a dict class was called with; ValueError for no pairs.
+
+    A class as `pairs` (the default factory of a defaultdict) counts as no pairs; `more` arguments
+    are ignored.
+    """
     if isinstance(pairs, PickledDict):
         return PickledDict(list(pairs.pairs))
     if pairs is None or isinstance(pairs, GlobalName):
@@ -285,7 +292,7 @@ def _complex(real: Any, imaginary: Any = 0.0) -> complex:
 
 
 def _same(value: Any, *more: Any) -> Any:
-    """Return the text that torch.device or a layout was called with."""
+    """Return the text that torch.device or a layout was called with, whatever `more` is."""
     if not isinstance(value, str):
         raise ValueError(f"it is given {describe_value(value)}")
     return value
@@ -302,7 +309,7 @@ def _reconstructor(kind: Any, base: Any, state: Any) -> PickledObject:
 
 
 def _numpy_dtype(code: Any, *more: Any) -> PickledObject:
-    """Return an object that stands for numpy.dtype(code)."""
+    """Return an object that stands for numpy.dtype(code); `more` arguments are ignored."""
     return PickledObject(GlobalName("numpy", "dtype"), (code,))
 
 
@@ -317,7 +324,10 @@ def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
 
 
 def _numpy_array(kind: Any, *more: Any) -> PickledObject:
-    """Return an object that stands for a numpy array; its values come as its state."""
+    """Return an object that stands for a numpy array; its values come as its state.
+
+    `more` arguments are ignored.
+    """
     if not isinstance(kind, GlobalName):
         raise ValueError(f"it makes {describe_value(kind)}")
     return PickledObject(kind)

@@ -204,7 +204,7 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
                 f"{where}: its list of storages has {describe_value(key)} that no tensor has, or "
                 "twice"
             )
-        at = _counted(file, at, storage, places, swapped, where)
+        at = _counted(file, at, storage, places, where)
     for key in resolver.storages:
         if key not in places:
             raise FormatError(f"{where}: holds no bytes of storage {shorten(key, 40)!r}")
@@ -212,12 +212,7 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
 
 
 def _counted(
-    file: ByteSource,
-    at: int,
-    storage: Storage,
-    places: dict[str, tuple[int, int]],
-    swapped: bool,
-    where: str,
+    file: ByteSource, at: int, storage: Storage, places: dict[str, tuple[int, int]], where: str
 ) -> int:
     """Add the place of a storage whose count of elements is at offset `at`; return its end."""
     shown = shorten(storage.key, 40)
