@@ -53,7 +53,7 @@ CODECS: "Registry[Codec]" = Registry(
 
 @cache
 def native_kernels() -> "ModuleType | None":
-    """Return the native extension, or None where it is not built or not wanted."""
+    """Return the native extension; None where it is not built or APRFMT_NATIVE is 0."""
     if os.environ.get("APRFMT_NATIVE") == "0":
         return None
     try:
@@ -67,8 +67,8 @@ def native_kernels() -> "ModuleType | None":
 def codec(encoding: str) -> "Codec":
     """Return the reference codec of an encoding.
 
-    Raises UnsupportedError with the sentence that helps for a type that ggml removed or that
-    nobody has told us the layout of, CodecError for an unknown name.
+    Raises UnsupportedError for a type that ggml removed or whose layout is not known, with what to
+    do about it, and CodecError for an unknown name.
     """
     if encoding in CODECS:
         return CODECS[encoding]
@@ -112,6 +112,11 @@ def decode_into(
 def _fill(
     reference: "Codec", parts: "Mapping[str, Bytes]", out: "Array", threads: int, fresh: bool
 ) -> None:
+    """Fill `out` with the decoded parts, by the native kernel where there is one.
+
+    `parts` are a tensor's bytes by suffix. `fresh` says that nothing was stored in `out` yet.
+    Raises CodecError for an `out` of another dtype or layout, or lengths that do not fit.
+    """
     from aprfmt.codecs.base import check_out
     from aprfmt.codecs.parallel import STORE_BY_SIZE, STORE_FRESH
 
@@ -132,10 +137,11 @@ def decode(
     row_bytes: int | None = None,
     threads: int = 1,
 ) -> "Array":
-    """Return a new array of `shape` (row-major) and the codec's dtype.
+    """Return a tensor's elements as a new array of `shape` (row-major) and the codec's dtype.
 
-    `row_bytes` is given where every row starts a block of its own and its last block is padded
-    (APR's K-quants): each row is decoded and cut. Raises CodecError when lengths do not fit.
+    `raw` is the main part, or all parts by suffix. `row_bytes` is given where every row starts a
+    block of its own and its last block is padded (APR's K-quants): each row is decoded and cut.
+    Raises CodecError when lengths do not fit.
     """
     import numpy as np
 
@@ -176,8 +182,9 @@ def decode_chunked(
 ) -> "Iterator[Array]":
     """Yield a tensor's elements in order, in views of `out`, each overwritten by the next.
 
-    `out` is 1-D, of the codec's dtype; what it holds is decoded at a time, at least one block (one
-    row where `row_bytes` is given). Raises CodecError when lengths do not fit.
+    `out` is 1-D and of the codec's dtype. Its length is the number of elements decoded at a time,
+    at least one block (one row where `row_bytes` is given). Raises CodecError when lengths do not
+    fit.
     """
     from aprfmt.codecs.base import check_out, pieces
 
@@ -207,8 +214,9 @@ def encode(
     importance: "Array | None" = None,
     options: Mapping[str, Any] | None = None,
 ) -> "Mapping[str, bytes]":
-    """Return the parts of `x` ([..., columns]) in an encoding.
+    """Return {suffix: bytes} of `x` ([..., columns]) in an encoding; the main part has suffix "".
 
+    `fma` is "fused" or "strict" (see `arithmetic`), `importance` a float32 for each column.
     `options` are those of the codec's `with_options` (NF4 and FP4: blocksize,
     double_quantization, dtype). Raises CodecError where `x` does not fit the codec or there is no
     encoder.

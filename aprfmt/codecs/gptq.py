@@ -58,9 +58,10 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
-    """Return the group [in] of each input; CodecError for an input without a scale.
+    """Return int [in]: the group of each input, from `g_idx` or the configured group size.
 
-    So for scales of groups of another size than the one that is stated.
+    `inputs` and `groups` are the numbers of inputs and of rows of scales. Raises CodecError for an
+    input without a scale, and where the group size gives another number of groups.
     """
     stated = config.get("group_size")
     if type(stated) is int and stated > 0 and -(-inputs // stated) != groups:
@@ -85,7 +86,10 @@ def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
 
 
 def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
-    """Return the zero points [groups, outputs] beside scales of that shape; CodecError."""
+    """Return the zero points, float32 [groups, outputs], one for each of the `scales`.
+
+    Raises CodecError for an unknown checkpoint_format, or shapes that do not fit.
+    """
     bits = config_integer(NAME, config, "bits", _BITS)
     kind = config.get("checkpoint_format", "gptq")
     if kind not in _ZERO_OFFSET:
@@ -104,7 +108,7 @@ def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, and the numbers beside them."""
+    """Return where a weight's codes lie, with its scales, zero points and group of each input."""
     bits, (outputs, inputs) = config_integer(NAME, config, "bits", _BITS), shape
     scale = part_numbers(NAME, parts, ".scales", _FLOAT)
     zeros = zeros_of(parts, config, outputs, scale)
@@ -138,9 +142,10 @@ DIALECT = Dialect(
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return GPTQModel's settings of a module: the first rule of `dynamic` that matches it.
+    """Return the section that holds for one module; None where the module is not quantized.
 
-    A rule is a pattern, after `-:` one for modules that are left as they are.
+    Source: GPTQModel's `dynamic`. The first rule whose pattern matches counts. A pattern after
+    `-:` is one for modules that are not quantized.
     """
     for pattern, own in section_mapping(section, "dynamic").items():
         if not matches_start(pattern.removeprefix("-:").removeprefix("+:"), module):

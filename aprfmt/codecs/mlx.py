@@ -44,7 +44,7 @@ _WORDS = "U32"
 
 @dataclass(frozen=True)
 class Mode:
-    """How codes and scales read; None for integers and for floating-point scales."""
+    """The minifloat codecs of a mode's codes and scales; None for integers and for float scales."""
 
     codes: MinifloatCodec | None
     scales: MinifloatCodec | None
@@ -73,7 +73,7 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, and the numbers beside them."""
+    """Return where a weight's codes lie, with its scales and biases by group."""
     bits = config_integer(NAME, config, "bits", _BITS)
     size = config_integer(NAME, config, "group_size", GROUP_SIZES)
     name = config.get("mode", "affine")
@@ -106,7 +106,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
 
 
 def _code_table(parts: Parts, config: Config) -> CodeTable:
-    """Return what the codes of a weight count as."""
+    """Return the number that each code of the weight stands for, by the mode."""
     mode = MODES.get(str(config.get("mode", "affine")), MODES["affine"])
     if mode.codes is None:
         return whole_numbers(config_integer(NAME, config, "bits", _BITS))
@@ -129,7 +129,10 @@ DIALECT = Dialect(
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return MLX's settings of a module: its own in place of the model's, or False for none."""
+    """Return the settings of one module: its own merged over the model's.
+
+    It is None where it is False.
+    """
     base = {key: value for key, value in section.items() if not isinstance(value, Mapping | bool)}
     own = section.get(module)
     if own is False:
@@ -138,7 +141,7 @@ def _section_at(section: Config, module: str) -> Config | None:
 
 
 def _all_sections(section: Config) -> Sequence[Config]:
-    """Return all sections that some module may have."""
+    """Return the model's settings and those of each module that has its own."""
     own = [
         _section_at(section, key) for key, value in section.items() if isinstance(value, Mapping)
     ]
