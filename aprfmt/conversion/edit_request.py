@@ -1,4 +1,4 @@
-"""Changes of metadata as a user asks for them, each placed where readers look for it."""
+"""Parse the changes of metadata that a user asks for, each placed where readers look for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ TEMPLATE = "chat_template"
 
 @dataclass
 class EditRequest:
-    """What is to change: keys of the file's own metadata, and values of the folder's text files.
+    """The requested changes: keys of the file's metadata, and values of the folder's text files.
 
-    `unknown` are near names by key that is neither in the file nor known.
+    `unknown` has similar names for each key that is neither in the file nor known.
     """
 
     values: dict[str, Any]
@@ -33,7 +33,7 @@ class EditRequest:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the file's own metadata that change."""
+        """The keys of the file's metadata that change or are removed."""
         return [*self.values, *self.remove]
 
     @property
@@ -44,14 +44,14 @@ class EditRequest:
 
     @property
     def texts(self) -> dict[str, str]:
-        """New contents by name of the text files that change."""
+        """{file name: new content} of the text files that change."""
         return self.files.texts() if self.files is not None and self.files.changed else {}
 
 
 def parse_edits(
     opened: "Model", changes: Sequence[tuple[str, str]], remove: Sequence[str], output: Path
 ) -> EditRequest:
-    """Return the changes that are asked for, each at the place where readers look for it.
+    """Return the requested changes, each at the place where readers look for it.
 
     `changes` are (KEY or KEY:TYPE, VALUE as JSON or text); `output` is the file to write, whose
     format has to be that of `opened`. Raises UsageError for what cannot be changed so.

@@ -1,4 +1,4 @@
-"""Which format a conversion writes: by an option, by the output's name, or the source's own."""
+"""Find the format that a conversion writes: by option, by the output's name, or the source's."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from aprfmt.model import Model
 
 
 class NoFormatError(UsageError):
-    """The output's format is given neither by its name nor by an option."""
+    """Raised where neither the output's name nor an option gives its format."""
 
 
 def target_format(path: Path, to: str | None) -> FormatSpec:
@@ -38,7 +38,7 @@ def target_format(path: Path, to: str | None) -> FormatSpec:
 
 
 def has_extension(path: Path) -> bool:
-    """Say whether a name has an extension; the `.5B` of `Qwen2.5-0.5B` is none."""
+    """Return whether a name has an extension; the `.5B` of `Qwen2.5-0.5B` is none."""
     return len(path.suffix) > 1 and not path.suffix[1].isdecimal()
 
 

@@ -1,4 +1,4 @@
-"""Options that `quantize` adds to a conversion: mixture, importance matrix, and the record of both.
+"""Fill in the options of a quantizing conversion: mixture, importance matrix, and their record.
 
 Quantized bytes depend on the scheme, the arithmetic, the version of the encoders and the
 importance matrix; all four are written into the output's metadata, so that the same bytes can be
@@ -76,7 +76,11 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
 
 
 def model_mixture(model: Model, options: Options, imatrix: bool) -> Mixture:
-    """Return the mixture of a model; for an unknown architecture, from the GGUF's metadata."""
+    """Return the mixture of encodings for a model's tensors, by the scheme in `options.quantize`.
+
+    `imatrix` says whether there is an importance matrix. For an unknown architecture the numbers
+    of layers, heads and experts come from names and the GGUF's metadata.
+    """
     assert options.quantize is not None
     try:
         hyper, names = model.hyper, list(model.roles)
@@ -105,7 +109,7 @@ def model_mixture(model: Model, options: Options, imatrix: bool) -> Mixture:
 
 
 def _first(value: Value) -> int:
-    """Return a number, or the first of a list with one per layer; 0 if there is none."""
+    """Return an integer, or the first of a list with one per layer; 0 for anything else."""
     if isinstance(value, int):
         return value
     try:
@@ -117,6 +121,7 @@ def _first(value: Value) -> int:
 def _record(
     scheme: str, options: Options, matrix: "ImportanceMatrix | None"
 ) -> Mapping[str, Value | TypedValue]:
+    """Return the metadata keys that record scheme, arithmetic, version and importance matrix."""
     found: dict[str, Value | TypedValue] = {
         RECORD + "type": scheme,
         RECORD + "fma": options.fma,
@@ -132,6 +137,7 @@ def _record(
 
 
 def _claims(file_type: int | None) -> Mapping[str, Value | TypedValue]:
+    """Return the GGUF keys of quantization version and file type."""
     claims: dict[str, Value | TypedValue] = {
         "general.quantization_version": TypedValue(FORMAT_VERSION, "uint32")
     }
@@ -141,10 +147,12 @@ def _claims(file_type: int | None) -> Mapping[str, Value | TypedValue]:
 
 
 def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list[Note]:
-    """Return a warning of the matrices that a dialect's groups do not fit; they stay as they are.
+    """Return a warning, or [], for matrices that a dialect's groups do not fit.
+
+    They are not packed.
 
     Raises ConversionError where that is most of them: what is asked for would not be made. Those
-    that the user gives an encoding of their own are not counted.
+    that the user gives another encoding are not counted.
     """
     if options.quantize is None or not scheme_of(options.quantize).dialect:
         return []
@@ -189,7 +197,7 @@ def check_requantization(
 ) -> None:
     """Raise ConversionError if quantized tensors would be quantized again without permission.
 
-    Those in `kept` keep their codes; `reasons` say why others do not.
+    Names in `kept` keep their codes; `reasons` is {name: why its codes are not kept}.
     """
     if options.allow_requantize:
         return
@@ -227,7 +235,10 @@ def check_requantization(
 
 
 def _shown(outputs: "Sequence[Output]", why: Mapping[str, str] | None = None) -> str:
-    """Return the first few outputs for a sentence, with their encodings."""
+    """Return the first three outputs with their encodings, as text for a sentence.
+
+    `why` is {name: text added after the encoding}.
+    """
     said = why or {}
     shown = (f"{o.info.name} ({o.source_encoding}{said.get(o.info.name, '')})" for o in outputs[:3])
     return ", ".join(shown) + (" ..." if len(outputs) > 3 else "")

@@ -1,4 +1,4 @@
-"""What a notebook shows of a tensor."""
+"""Show a tensor in a notebook."""
 
 import math
 from typing import TYPE_CHECKING
