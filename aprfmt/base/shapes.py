@@ -1,4 +1,4 @@
-"""What is counted from a shape, and which part of one a slice names."""
+"""Compute the rows and columns of a shape, and the index that a slice's text means."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
-    """Return a NumPy index for `0:4,:8`; UsageError where it does not fit the shape."""
+    """Return a NumPy index for a text such as `0:4,:8`.
+
+    Raises UsageError where it does not fit the shape.
+    """
     index: list[int | slice] = []
     for axis, part in enumerate(text.split(",")):
         fields = part.strip().split(":")
