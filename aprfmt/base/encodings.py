@@ -62,17 +62,17 @@ def member_places(layout: str) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One row: how many elements a block holds and how many bytes it takes.
+    """A row of the encoding table: how many elements a block holds and how many bytes it takes.
 
     `flat` encodings run over the flattened tensor, so that blocks cross row ends and rows cannot
-    be moved without decoding. `header` bytes stand once before the blocks of a non-empty tensor.
+    be moved without decoding. `header` bytes come once before the blocks of a non-empty tensor.
     `numpy` names the element dtype of encodings that are plain arrays (ml_dtypes' names count).
     `ggml`, `safetensors` and `apr` are the codes of the three containers, where they have one;
     `file_type` is the general.file_type of a GGUF that is mostly of it (enum llama_ftype).
     `layout` is the byte map of a block (see `block_members`), which decoding, byte swapping, bounds
-    and explanations go by; `row_layout` that of what stands before the blocks of each row. `claim`
-    is for a weight stored in several tensors: a tensor W is one where `W.CLAIM` stands beside it;
-    its codec names the others.
+    and explanations use; `row_layout` that of the header of each row. `claim` is for a weight
+    stored in several tensors: a tensor W is one where a tensor `W.CLAIM` exists; its codec names
+    the others.
     """
 
     name: str

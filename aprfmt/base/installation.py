@@ -17,8 +17,8 @@ def install_command(extra: str = "") -> str:
     """Return the shell command that installs aprfmt again from where it came, with an extra.
 
     `extra` is a name of pyproject's optional dependencies; "" installs the base requirements. The
-    source is what pip recorded of the installation, else the clone that the package is in, else
-    the word `PATH`: the wheel, the source archive or the clone.
+    source is what pip recorded of the installation, else the clone that the package is in, else the
+    word `PATH`: the wheel, the source archive or the clone.
     """
     option, source = installed_from()
     named = f"[{extra}]" if extra else ""

@@ -68,8 +68,8 @@ class Registry(Mapping[str, T], Generic[T]):
     """A lazy table {name: item}; iteration gives names without importing anything.
 
     `rows` maps a name to `"module:attribute"` or to `("module:attribute", "what to install")`,
-    where a function may say what to install; `held` maps names to items that exist already.
-    `error` is the class raised for an unknown name.
+    where a function may say what to install; `held` maps names to items that exist already. `error`
+    is the class raised for an unknown name.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def first(self, fits: Callable[[T], bool]) -> str | None:
         """Return the name of the first row that `fits`.
 
-        Other packages' rows only if none of ours does.
+        Other packages' rows are only tried if none of ours fits.
 
         None where no row fits.
         """

@@ -217,9 +217,8 @@ def encode(
     """Return {suffix: bytes} of `x` ([..., columns]) in an encoding; the main part has suffix "".
 
     `fma` is "fused" or "strict" (see `arithmetic`), `importance` a float32 for each column.
-    `options` are those of the codec's `with_options` (NF4 and FP4: blocksize,
-    double_quantization, dtype). Raises CodecError where `x` does not fit the codec or there is no
-    encoder.
+    `options` are those of the codec's `with_options` (NF4 and FP4: blocksize, double_quantization,
+    dtype). Raises CodecError where `x` does not fit the codec or there is no encoder.
     """
     from aprfmt.codecs.base import fused
 

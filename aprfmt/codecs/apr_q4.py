@@ -32,8 +32,7 @@ class AprQ4(BlockCodec):
         """Fill `n` records from `x` [n, 32]; `fused`, `weights` and `sigma2` are not used.
 
         Elements are divided by the scale before it is rounded to float16; ties are rounded away
-        from
-        zero and codes clamped to -8..7.
+        from zero and codes clamped to -8..7.
         """
         scale = np.abs(x).max(axis=1, keepdims=True) / np.float32(7)
         scale[np.abs(x).max(axis=1) == 0] = 1

@@ -84,7 +84,7 @@ def codes_of(words: Array) -> LaidCodes:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, with its scales and zero points by group."""
+    """Return the layout of a weight's codes, with its scales and zero points by group."""
     outputs, inputs = shape
     scale = part_numbers(NAME, parts, ".scales", _FLOAT)
     zeros, size = zeros_of(parts, config, outputs, inputs, scale)

@@ -32,13 +32,13 @@ ENCODE_CHUNK = 1 << 16  # the searches hold several float64 arrays of this size
 
 
 class Codec:
-    """Bytes to numbers and back; pure, so one instance serves every thread.
+    """The base class of codecs: bytes to numbers and back, without state.
 
-    A subclass gives `name` (key of the encoding table) and `decode`. `parts` names what `decode`
-    reads: `""` is the main part, others are companion tensors by suffix; `optional_parts` are those
-    that may stand there as well. `dtype` is the numpy dtype of decoded arrays: float32 for
-    everything quantized and for F16, BF16 and FP8; an encoding's own type for F32, F64, integers,
-    BOOL and C64.
+    One instance serves every thread. A subclass gives `name` (key of the encoding table) and
+    `decode`. `parts` names what `decode` reads: `""` is the main part, others are companion tensors
+    by suffix; `optional_parts` are those that may exist as well. `dtype` is the numpy dtype of
+    decoded arrays: float32 for everything quantized and for F16, BF16 and FP8; an encoding's own
+    type for F32, F64, integers, BOOL and C64.
     """
 
     name: str
@@ -78,9 +78,9 @@ class Codec:
     ) -> Mapping[str, bytes]:
         """Return {suffix: bytes} of `x` ([..., columns], float32 for lossy codecs).
 
-        `importance` weighs columns (one float32 each). `fma` says whether multiply-adds are
-        rounded once (fused, what ggml's own builds do) or twice (strict). Raises CodecError where
-        the codec cannot encode, or cannot hold `x`.
+        `importance` weighs columns (one float32 each). `fma` says whether multiply-adds are rounded
+        once (fused, what ggml's own builds do) or twice (strict). Raises CodecError where the codec
+        cannot encode, or cannot hold `x`.
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 
@@ -105,7 +105,7 @@ class Codec:
         return None
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return how many elements `cut` goes by: starts must be multiples of it.
+        """Return the unit of `cut` in elements: its starts must be multiples of this.
 
         Raises CodecError where the bytes of `raw` do not fit `count` elements.
         """
@@ -253,11 +253,11 @@ def check_finite(name: str, x: Array) -> None:
 
 
 class BlockCodec(Codec):
-    """Encodings whose blocks hold everything they need: the GGML types and their like.
+    """The base class of encodings whose blocks hold everything they need, such as the GGML types.
 
     A subclass gives `name` and `decode_blocks`; `encode_blocks` where there is an encoder, and
     `step` (the member that is a block's step) or `block_steps` where a step is known. The members
-    of a block are those of the row's layout.
+    of a block are those of the layout in the encoding table.
     """
 
     layout: ClassVar[np.dtype[Any]]
@@ -283,8 +283,8 @@ class BlockCodec(Codec):
         """Fill `n` records from `x` [n, block_size].
 
         `weights` [n, block_size] is the importance of each element, None without an importance
-        matrix; `sigma2` [n] then is the mean square of the row that the block stands in, for
-        codecs that `weighs_rows`.
+        matrix. `sigma2` [n] then is the mean square of the row that contains the block, for codecs
+        that `weighs_rows`. `fused` rounds multiply-adds once.
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 

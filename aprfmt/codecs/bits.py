@@ -52,8 +52,8 @@ def join_bits(q: Codes) -> Codes:
 def pairs_to_halves(qs: U8) -> U8:
     """Return bytes [n, b] with the same nibbles, reordered from pairs to GGML's halves.
 
-    In pairs a byte has elements 2i (low) and 2i + 1 (high). In halves the low nibbles are the
-    first half of the elements. `b` is a multiple of 8.
+    In pairs a byte has elements 2i (low) and 2i + 1 (high). In halves the low nibbles are the first
+    half of the elements. `b` is a multiple of 8.
     """
     words = np.ascontiguousarray(qs).view("<u4").reshape(len(qs), 2, -1)
     spread = words[:, 0].astype("<u8")

@@ -81,13 +81,13 @@ class Bnb4Codec(Codec):
         self.parts = ("", self.row.claim, quant_state.ABSMAX, quant_state.QUANT_MAP)
 
     def shape_of(self, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
-        """Return the weight's shape, which the quant state says."""
+        """Return the weight's shape, from the quant state."""
         return quant_state.shape_of(self.name, raw)
 
     def needed(self, raw: Mapping[str, Bytes]) -> Sequence[str]:
         """Return the suffixes that must exist.
 
-        Nested ones must where the absmax is quantized itself.
+        The nested ones must exist too where the absmax is quantized itself.
         """
         return self.parts + self.optional_parts * quant_state.is_nested(self.name, raw)
 
@@ -166,7 +166,7 @@ class Bnb4Codec(Codec):
         self.coded(raw, out.size).decode(kernels.decode_coded, out, threads, store)
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return how many elements `cut` goes by: what one nested scale covers, in whole bytes."""
+        """Return the unit of `cut` in elements: what one nested scale covers, in whole bytes."""
         state = quant_state.state_of(self.name, raw)
         return 2 * state.blocksize * max(state.nested_blocksize, 1)
 
@@ -191,8 +191,7 @@ class Bnb4Codec(Codec):
         """Return {suffix: bytes} of float32 `x`, which is first rounded to the weight's dtype.
 
         There is no multiply-add to fuse, and `importance` is not used. Raises CodecError for a NaN
-        or
-        an infinity.
+        or an infinity.
         """
         fused(fma)
         return self.encode_coded(x, encode_coded)

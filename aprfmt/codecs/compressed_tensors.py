@@ -115,8 +115,8 @@ def tiles_of(
 ) -> tuple[Array, Tile]:
     """Return (scales or zero points [matrices, down, across], (rows, columns) of their tiles).
 
-    Sizes of tensor, channel and group scales follow from their shape; tiles need
-    `block_structure`. `part` is the suffix named in errors.
+    Sizes of tensor, channel and group scales follow from their shape; tiles need `block_structure`.
+    `part` is the suffix named in errors.
     """
     tile: Tile = (shape[-2], shape[-1])
     if values.size == 1:
@@ -287,7 +287,7 @@ def global_scale(parts: Parts) -> F32:
 
 
 def _lay_out_packed(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where packed integers lie, with their scales, zero points and group of each input."""
+    """Return the layout of packed integers, with their scales, zero points and input groups."""
     weights = weights_of(config)
     bits = config_integer(NAME, weights, "num_bits", range(1, 9))
     words = words_of(NAME, parts, _PACKED, ("I32",))
@@ -336,7 +336,7 @@ def _micro_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where packed floats lie, with their scales."""
+    """Return the layout of packed floats, with their scales."""
     kind, size, exponents = _MICRO[_format_of(config)]
     raw = raw_of(NAME, parts, _PACKED, ("U8",))
     codes, values = codes_of(raw, kind.kind.bits, shape, kind.values)
@@ -372,7 +372,7 @@ def _plain_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out_plain(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where codes of whole bytes lie, with their scales and zero points."""
+    """Return the layout of codes of whole bytes, with their scales and zero points."""
     known, weights = _plain_codes(parts, config), weights_of(config)
     raw = raw_of(NAME, parts, ".weight", ("I8", *_FP8))
     codes, values = codes_of(raw, known.bits, shape, known.values)

@@ -43,7 +43,7 @@ Parts: TypeAlias = Mapping[str, StoredPart]
 
 
 class CodeTable(NamedTuple):
-    """What the codes of a main part count as: bits of each, and the number of every pattern.
+    """The number of each code of a main part: bits of a code, and the number of every pattern.
 
     A value is its code's number times a scale, plus something; a pattern that is no number is NaN.
     """
@@ -54,17 +54,17 @@ class CodeTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way of storing a weight `PREFIX + weight`.
+    """One way of storing a weight `PREFIX + weight` in several tensors.
 
     `main` is the suffix of the tensor that holds the codes; `parts` are the suffixes that must
-    stand beside it, `optional` those that may. `facts` are the keys of the configuration that
-    decoding needs. `recognises(config)` says whether the configuration names this dialect.
+    exist with it, `optional` those that may. `facts` are the keys of the configuration that
+    decoding needs. `recognises(config)` is true where the configuration names this dialect.
     `shape_of` and `laid_out` (with the shape) take parts by suffix and raise CodecError where they
-    do not fit; `codes` says what the codes of the main part count as, which bounds what a copy may
+    do not fit; `codes` gives the number of each code of the main part, which bounds what a copy may
     be off by. `coded` are the encodings of a main part that mean nothing without the others; it is
-    for dialects whose main part has the weight's own name, and may be a weight left as it is.
-    `called` has other names that a part is stored under. An empty `main` is a tensor that is no
-    `.weight`.
+    for dialects whose main part has the weight's own name, and may be a weight that is not
+    quantized. `called` has other suffixes of a part. An empty `main` is a tensor whose name does
+    not end in `.weight`.
     """
 
     name: str

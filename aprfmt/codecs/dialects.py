@@ -55,8 +55,8 @@ def dialect_of(config: Config) -> Dialect:
 def dialects_of(section: Config) -> list[Dialect]:
     """Return the dialects of the weights that a section covers, in the table's order.
 
-    Raises UnsupportedError with the method's name where there is none, CodecError where the
-    section cannot be read.
+    Raises UnsupportedError with the method's name where there is none, CodecError where the section
+    cannot be read.
     """
     every = all_sections(section)
     found = [
@@ -89,8 +89,8 @@ def unmistakable_dialects(rows: Sequence[Dialect]) -> list[Dialect]:
 def packed_in(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
     """Return the dialects in which a stored tensor holds the codes of a packed weight.
 
-    Either its name ends in a suffix that plain weights never have, or its encoding means nothing
-    by itself; and all other parts of the dialect are among `names`.
+    Either its name ends in a suffix that plain weights never have, or its encoding means nothing by
+    itself; and all other parts of the dialect are among `names`.
     """
     every = map(DIALECTS.__getitem__, DIALECTS)
     return [

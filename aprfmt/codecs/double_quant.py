@@ -70,7 +70,7 @@ def _position_codes() -> U8:
 def mean(x: F32) -> F32:
     """Return the mean of float32 [n] with torch's bits.
 
-    Its cascade of partial sums, on one thread.
+    torch adds partial sums in a cascade; one thread is assumed.
     """
     width = _LANES if x.size >= _LANES else 1
     rows = x[: x.size // width * width].reshape(-1, width)

@@ -135,7 +135,7 @@ class _DialectRows:
         return shape[-2] // grid[-2], shape[-1] // grid[-1]
 
     def laid_out(self, parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-        """Return where the weight's codes lie, with their scales by tile."""
+        """Return the layout of the weight's codes, with their scales by tile."""
         known = self.codes(parts, config)
         raw = raw_of(NAME, parts, self.main, (*_BYTES, *PACKED))
         codes, values = codes_of(raw, known.bits, shape, known.values)

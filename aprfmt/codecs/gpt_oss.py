@@ -42,7 +42,7 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where the experts' codes lie, with the exponents of their groups of 32."""
+    """Return the layout of the experts' codes, with the exponents of their groups of 32."""
     blocks = raw_of(NAME, parts, "_blocks", ("U8",))
     scales = scale_numbers(NAME, parts, "_scales", ("U8",))
     check_shape(NAME, "_scales", scales.held.shape, parts["_blocks"].shape[:3])

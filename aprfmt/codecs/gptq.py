@@ -108,7 +108,7 @@ def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, with its scales, zero points and group of each input."""
+    """Return the layout of a weight's codes, with its scales, zero points and input groups."""
     bits, (outputs, inputs) = config_integer(NAME, config, "bits", _BITS), shape
     scale = part_numbers(NAME, parts, ".scales", _FLOAT)
     zeros = zeros_of(parts, config, outputs, scale)
@@ -144,8 +144,8 @@ DIALECT = Dialect(
 def _section_at(section: Config, module: str) -> Config | None:
     """Return the section that holds for one module; None where the module is not quantized.
 
-    Source: GPTQModel's `dynamic`. The first rule whose pattern matches counts. A pattern after
-    `-:` is one for modules that are not quantized.
+    Source: GPTQModel's `dynamic`. The first rule whose pattern matches counts. A pattern after `-:`
+    is one for modules that are not quantized.
     """
     for pattern, own in section_mapping(section, "dynamic").items():
         if not matches_start(pattern.removeprefix("-:").removeprefix("+:"), module):

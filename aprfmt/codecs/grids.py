@@ -21,10 +21,10 @@ class Groups:
     """The numbers that turn the codes of a weight into values, by row and group.
 
     `size` is the number of inputs in a group. `scale` [rows, groups] is float32, or uint8 where it
-    is E8M0 (groups of 32) or E4M3 (of 16). With integers a value is (code - 8) * scale, or
-    (code - `zeros`) * scale, or code * scale + `offset`, all [rows, groups]; `why` says what an
-    offset comes from. With E2M1 it is code * (scale * `whole`), [1] or [experts], or
-    code * (scale / `divisor`) [1]. `exact` is False where `whole` is a rounded number.
+    is E8M0 (groups of 32) or E4M3 (of 16). With integers a value is (code - 8) * scale, or (code -
+    `zeros`) * scale, or code * scale + `offset`, all [rows, groups]; `why` says what an offset
+    comes from. With E2M1 it is code * (scale * `whole`), [1] or [experts], or code * (scale /
+    `divisor`) [1]. `exact` is False where `whole` is a rounded number.
     """
 
     size: int

@@ -51,8 +51,7 @@ class IQ4_XS(BlockCodec):
         """Fill `n` records from `x` [n, 256] by ggml's search for the scales.
 
         The codes use d before it is rounded to float16. `weights` are the importance of each
-        element;
-        `sigma2` is not used.
+        element; `sigma2` is not used.
         """
         found = table_scales(x, 32, VALUES, weights, fused)
         d = -largest_magnitude(found)[:, None] / np.float32(32)

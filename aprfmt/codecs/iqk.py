@@ -72,7 +72,7 @@ def crumbs_of(qh: U8, count: int, width: int) -> Codes:
 class SubBlocks(BlockCodec):
     """A codec of superblocks of k sub-blocks of m elements.
 
-    Codes, scales, a choice of two tables.
+    Each sub-block has codes, a scale and a choice of two tables.
     """
 
     table: F32
@@ -181,8 +181,7 @@ class Iq5K(_Halves):
         """Return the 5-bit codes [n, 16, 16].
 
         32 bytes of qs hold 64 elements: low nibbles, then high ones. Bit k of every byte of qh
-        belongs
-        to the k-th run of 32 elements.
+        belongs to the k-th run of 32 elements.
         """
         low = halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
         return (low | bit_planes(block["qh"]) << 4).reshape(-1, 16, 16)

@@ -200,7 +200,7 @@ class _Ternary(RowCodec):
 
 
 class Iq1Bn(_Ternary):
-    """Five ternary digits a byte; the 16th of each 16 stands in `extra`."""
+    """Five ternary digits a byte; the 16th of each 16 is in `extra`."""
 
     name = "IQ1_BN"
 
@@ -208,8 +208,7 @@ class Iq1Bn(_Ternary):
         """Return the ternary digits [n, 64].
 
         Multiplied by 81, 27, 9, 3 or 1 (and wrapped to a byte), a byte begins with a digit, in
-        thirds
-        of 256.
+        thirds of 256.
         """
         powers = np.array((81, 27, 9, 3, 1), np.uint8)
         first = block["ql"].reshape(-1, 4, 3, 1) * powers  # wraps: bytes

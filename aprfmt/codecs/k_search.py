@@ -25,7 +25,7 @@ from aprfmt.codecs.weighted import (
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """One row a type: sub-block size, largest code, largest scale, steps of the plain search."""
+    """How one K-quant is encoded: sub-block size, largest code and scale, steps of the search."""
 
     size: int
     largest_code: int

@@ -72,7 +72,7 @@ ORDERS: Mapping[str, Callable[[Array, int, int], U8]] = {
 
 
 class LaidCodes(NamedTuple):
-    """Codes of `bits` bits each, and how they lie in `held`.
+    """Codes of `bits` bits each, and their order in the array `held`.
 
     rows     uint8 [matrices, rows, bytes]: a row is a stream of codes, lowest bits first
     columns  uint8 or uint32 [matrices, units, rows]: the stream of a row goes down a column
@@ -216,8 +216,7 @@ class LaidOut:
         """Yield (matrix, first, last, position) of pieces of rows [start, stop) of all matrices.
 
         A piece is rows [first, last) of the matrix, of about `elements` elements; `position` is
-        that
-        of its first row within [start, stop).
+        that of its first row within [start, stop).
         """
         tall, at = self.shape[-2], start
         step = -(-elements // max(self.shape[-1], 1) // _EIGHT) * _EIGHT
@@ -282,8 +281,7 @@ class LaidOut:
         """Return (row, (scales, zeros, offsets), tables of their bytes) for rows [first, last).
 
         `row` is the position of row `first` in these numbers. A number or a table that does not
-        exist
-        is None.
+        exist is None.
         """
         held, tables = self._held(matrix)
         if self.tile[0] == 1:  # numbers of these rows alone, each row's together

@@ -64,8 +64,7 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
 class PackedWeight(NamedTuple):
     """A packed weight as stored: its dialect, its parts by suffix, its section of config.json.
 
-    A band of a weight has `rows` [start, stop) of all rows, and `laid`, where the weight's codes
-    lie.
+    A band of a weight has `rows` [start, stop) of all rows, and `laid`, the weight's layout.
     """
 
     dialect: Dialect
@@ -119,7 +118,7 @@ class PackedWeight(NamedTuple):
         ]
 
     def laid_out(self) -> LaidOut | None:
-        """Return where the codes lie, to decode by rows; None for a weight without elements.
+        """Return the weight's layout, to decode it by rows; None for a weight without elements.
 
         Raises CodecError where parts do not fit.
         """

@@ -73,7 +73,7 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, with its scales and biases by group."""
+    """Return the layout of a weight's codes, with its scales and biases by group."""
     bits = config_integer(NAME, config, "bits", _BITS)
     size = config_integer(NAME, config, "group_size", GROUP_SIZES)
     name = config.get("mode", "affine")

@@ -63,10 +63,10 @@ _TILE = 128
 class Algorithm(NamedTuple):
     """A row of the table of algorithms: how one stores a weight.
 
-    `encodings` are those of the main part, `packs` the axis along which a byte has two codes (0
-    for none). `group` is the number of inputs under a scale, 0 where the section says it, None for
-    scales of rows, tiles or all. `scale` reads the scales; where `second` is true they
-    have a scale of their own.
+    `encodings` are those of the main part, `packs` the axis along which a byte has two codes (0 for
+    none). `group` is the number of inputs under a scale, 0 where the section says it, None for
+    scales of rows, tiles or all. `scale` reads the scales; where `second` is true they have a scale
+    of their own.
     """
 
     encodings: tuple[str, ...]
@@ -189,7 +189,7 @@ def _lay_out_codes(
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, with its scales and the factor of each column."""
+    """Return the layout of a weight's codes, with its scales and the factor of each column."""
     algorithm = algorithm_of(config)
     codes, values = _lay_out_codes(parts, algorithm, shape)
     scale, smooth = algorithm.scale(parts), None
@@ -212,7 +212,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
 def second_scale(parts: Parts, shape: tuple[int, ...]) -> Array:
     """Return the scale of NVFP4's scales, broadcastable over the weight.
 
-    One number, or one an expert.
+    It is one number, or one for each expert.
     """
     second = scales(NAME, parts, _SECOND, ("F32",))
     if second.size != 1:
@@ -244,8 +244,8 @@ _TOGETHER: Mapping[str, str] = {
 def as_weight(parts: Parts, *, turned: bool) -> Parts:
     """Return the parts of stacked experts under a weight's suffixes, as [experts, out, in].
 
-    Experts are stored as [experts, in, out]. With `turned` the bytes are transposed too; without
-    it only the shapes are swapped.
+    Experts are stored as [experts, in, out]. With `turned` the bytes are transposed too; without it
+    only the shapes are swapped.
     """
     found = {_TOGETHER[suffix]: part for suffix, part in parts.items()}
     for suffix, part in found.items():
@@ -261,7 +261,7 @@ def as_weight(parts: Parts, *, turned: bool) -> Parts:
 
 
 def _lay_out_experts(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where the codes of stacked experts lie, with their scales.
+    """Return the layout of the codes of stacked experts, with their scales.
 
     Codes go down columns as they are stored, but 4-bit integers are transposed first.
     """

@@ -25,7 +25,7 @@ _GROUPS: Mapping[tuple[Any, Any], str] = {(8, "float"): "FP8", (4, "float"): "NV
 def _algorithm_section(own: Mapping[str, Any]) -> Config:
     """Return the section of one algorithm.
 
-    Its name in capitals and, where given, its group size.
+    The section has its name in capitals and, where given, its group size.
     """
     found = {"quant_method": METHOD, "quant_algo": str(own.get("quant_algo")).upper()}
     size = own.get("group_size")

@@ -63,8 +63,7 @@ class MXFP4(BlockCodec):
         """Fill `n` records from `x` [n, 32]; `fused`, `weights` and `sigma2` are not used.
 
         The power of two is the one below a quarter of the largest magnitude. The exponent of a
-        block
-        below 2**-125 wraps, as ggml's conversion to a byte does; such a block becomes zeros.
+        block below 2**-125 wraps, as ggml's conversion to a byte does; such a block becomes zeros.
         """
         largest = np.abs(x).max(axis=1)
         # float32(log2) reaches an integer from just below it, and ggml's log2f does, too.

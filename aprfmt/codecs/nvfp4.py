@@ -39,7 +39,7 @@ HALF_SCALES: F32 = _half_scales()
 def scale_byte(x: F32) -> U8:
     """Return non-negative x as UE4M3 bytes, ties away from zero.
 
-    From 248 on 448 (0x7E), as in ggml.
+    From 248 on the result is 448 (0x7E), as in ggml.
     """
     bits = np.minimum(x, np.float32(448)).view(np.int32)
     exponent = (bits >> 23) - 127 + 7
@@ -68,8 +68,7 @@ class NVFP4(BlockCodec):
         """Multiply the decoded blocks in `out` by part "scale" in place, where there is one.
 
         A decoded element is code * d without rounding, so that dividing by d gives the code again;
-        it
-        is then multiplied by d * scale. Raises CodecError where the part's length does not fit.
+        it is then multiplied by d * scale. Raises CodecError where the part's length does not fit.
         """
         if SCALE not in raw or not out.size:
             return
@@ -112,7 +111,7 @@ class NVFP4(BlockCodec):
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
         """Return {suffix: bytes} of elements [start, stop).
 
-        Blocks, and part "scale" where there is one.
+        They are the blocks, and part "scale" where there is one.
 
         With several experts the part then has one number a block.
         """
@@ -140,8 +139,7 @@ class NVFP4(BlockCodec):
         """Fill `n` records from `x` [n, 64]; `fused`, `weights` and `sigma2` are not used.
 
         The scale maps the largest of 16 elements to 6. The scale of the whole tensor is the
-        caller's:
-        divide by it first and store it as another tensor.
+        caller's: divide by it first and store it as another tensor.
         """
         runs = x.reshape(-1, 16)
         d = scale_byte(np.abs(runs).max(axis=1) / np.float32(6))

@@ -1,7 +1,7 @@
 """Split work over a tensor between threads: a shared pool, equal parts, and a native decode.
 
-Kernels release the GIL, so plain threads do. They are started on first use and kept; a process
-made by `fork` starts its own. A task that splits again runs its parts itself.
+Kernels release the GIL, so plain threads do. They are started on first use and kept; a process made
+by `fork` starts its own. A task that splits again runs its parts itself.
 """
 
 import math

@@ -68,7 +68,7 @@ def _parse_state(name: str, raw: Mapping[str, Bytes]) -> dict[str, Any]:
 
 
 def shape_of(name: str, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
-    """Return the weight's shape from the quant state; CodecError where it says none.
+    """Return the weight's shape from the quant state; CodecError where it has none.
 
     Other values of the state are not checked.
     """

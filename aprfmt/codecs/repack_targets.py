@@ -26,8 +26,8 @@ class RepackTarget:
     `group` is the smallest number of inputs under one of its scales. `half` is the number of bytes
     in a run of codes whose low nibbles come before the high ones. `numbers(groups)` returns the
     members of blocks, or raises CodecError where they cannot hold the numbers. `fits` is true where
-    every member equals the number that was given. `held(groups, numbers)` returns the groups as
-    the blocks store them; both are of some rows.
+    every member equals the number that was given. `held(groups, numbers)` returns the groups as the
+    blocks store them; both are of some rows.
     """
 
     name: str
@@ -64,7 +64,7 @@ class RepackTarget:
 def _store_numbers(numbers: Array, members: Array) -> None:
     """Write numbers [rows, groups] into the member of blocks.
 
-    Those of one block are copied as one.
+    The numbers of one block are copied together.
     """
     if members.ndim == 2:
         members[...] = numbers.reshape(members.shape)

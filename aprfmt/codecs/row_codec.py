@@ -2,8 +2,8 @@
 
     header | block | block ... | header | block ...
 
-The header holds a scale of the whole row. Where the number of columns is not given (`of_rows`),
-it follows from the bytes: what the blocks of all elements leave over are the headers.
+The header holds a scale of the whole row. Where the number of columns is not given (`of_rows`), it
+follows from the bytes: what the blocks of all elements leave over are the headers.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class RowCodec(BlockCodec):
         return None
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the number of elements in a row, which `cut` goes by.
+        """Return the number of elements in a row, the unit of `cut`.
 
         Raises CodecError where the bytes of `raw` do not fit `count` elements.
         """

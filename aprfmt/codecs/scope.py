@@ -17,8 +17,8 @@ class Scope(NamedTuple):
 
     `at(section, module)` returns the section for a module (`model.layers.0.mlp.up_proj`), or None
     where the module is not quantized. `every(section)` returns all sections that `at` can return.
-    Both raise CodecError for a section that cannot be read, `every` also UnsupportedError where
-    the section says nothing of the weights.
+    Both raise CodecError for a section that cannot be read, `every` also UnsupportedError where the
+    section says nothing of the weights.
     """
 
     at: Callable[[Config, str], Config | None]

@@ -90,9 +90,9 @@ def _move_codes(
 ) -> None:
     """Change codes `q` one element at a time where that lowers the error, in place.
 
-    Five times over the elements, each moves to where the best scale of the others wants it.
-    Changes `q`, `sum_lx` and `sum_l2` in place. Codes are kept as int8 in -nmax..nmax-1 or as
-    uint8 up to nmax; unsigned, an element that is alone in its group stays.
+    Five times over the elements, each moves to where the best scale of the others wants it. Changes
+    `q`, `sum_lx` and `sum_l2` in place. Codes are kept as int8 in -nmax..nmax-1 or as uint8 up to
+    nmax; unsigned, an element that is alone in its group stays.
     """
     stored = np.int8 if signed else np.uint8
     bounds = (-nmax, nmax - 1) if signed else (None, nmax)
@@ -173,9 +173,8 @@ def scale_and_min(
 ) -> tuple[F32, F32, I32]:
     """Return (scale [n], min [n], codes [size, n] in 0..nmax) for x = scale * code - min.
 
-    `min` is what is subtracted, so never negative. `w` weighs the elements, `steps` are the
-    scales tried. A group whose elements are all one negative number, or all zero, has scale 0 and
-    codes 0.
+    `min` is what is subtracted, so never negative. `w` weighs the elements, `steps` are the scales
+    tried. A group whose elements are all one negative number, or all zero, has scale 0 and codes 0.
     """
     low = np.take_along_axis(x, np.argmin(x, axis=0)[None], axis=0)[0]  # the first of equals
     high = x.max(axis=0)

@@ -144,7 +144,7 @@ def _unswizzle(values: Array, grid: tuple[int, ...]) -> Array:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, with its scales, zero points and factor of each column."""
+    """Return the layout of a weight's codes, with its scales, zero points and column factors."""
     kind, known = _class_name(config), _code_table(parts, config)
     grid = _block_counts(parts, config, shape)
     raw = raw_of(NAME, parts, _MAIN, _CLASSES[kind])

@@ -73,7 +73,7 @@ def weighted_scale_and_min(
 def plain_scale_and_min(x: F32, nmax: int, fused: bool) -> tuple[F32, F32, U8]:
     """Return (scale [n], smallest element [n], codes [n, size]).
 
-    Equal steps from least to largest.
+    The codes are equal steps from the smallest to the largest element.
     """
     low = first_extreme(x, -x)
     d: F32 = (x.max(axis=1) - low + np.float32(0)) / np.float32(nmax)  # never -0

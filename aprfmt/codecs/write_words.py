@@ -1,9 +1,9 @@
 """Write weights in the layouts of GPTQ and AWQ, uncalibrated: words of eight 4-bit codes.
 
 GPTQ: words go along inputs; symmetric, scale = 2 * largest magnitude / 15, zero point 8, stored
-less one (version 2: unchanged), g_idx in order. AWQ: words go along outputs; scale =
-(largest - smallest) / 15, at least 1e-5 / 15, zero point -round(smallest / scale) within 0 to 15.
-Scales are F16, as the libraries' kernels take them.
+less one (version 2: unchanged), g_idx in order. AWQ: words go along outputs; scale = (largest -
+smallest) / 15, at least 1e-5 / 15, zero point -round(smallest / scale) within 0 to 15. Scales are
+F16, as the libraries' kernels take them.
 
 Source: AutoGPTQ 0.7.1, quantization/quantizer.py and nn_modules/qlinear; AutoAWQ 0.2.7,
 quantize/quantizer.py and modules/linear/gemm.py.
@@ -35,7 +35,7 @@ def _half(scale: F32) -> F32:
 def _symmetric(values: F32, settings: Settings) -> Groups:
     """Return GPTQ's groups of values: a scale each, zero point 8.
 
-    For all zeros as if 1 were largest.
+    A group of zeros gets the scale for a largest magnitude of 1.
     """
     most = largest_magnitudes(values, settings.size)
     most = np.where(most == 0, np.float32(1), most)

@@ -1,9 +1,9 @@
 """The type `Writer`: one way of storing a quantized weight in the several tensors of a dialect.
 
 A writer rounds values to the nearest on the scales that its library would choose without
-calibration, or takes codes and numbers of groups from a repack; either way the same rows
-lay them out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is
-never held twice.
+calibration, or takes codes and numbers of groups from a repack; either way the same rows lay them
+out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is never
+held twice.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -37,9 +37,9 @@ def convert(
 ) -> ConversionReport:
     """Convert a model file or folder from any format to any, and return the report.
 
-    Keyword arguments are the fields of `Options`. Raises ConversionError if the target cannot
-    hold the model as asked, OutputError where `dst` exists and `force` is not given, FormatError
-    and ArchError for the source.
+    Keyword arguments are the fields of `Options`. Raises ConversionError if the target cannot hold
+    the model as asked, OutputError where `dst` exists and `force` is not given, FormatError and
+    ArchError for the source.
     """
     chosen = Options(**options)
     if chosen.arch != "none":
@@ -84,8 +84,8 @@ def _converted(
 ) -> ConversionReport:  # fmt: skip
     """Plan, write and verify one conversion, and return its report.
 
-    `hashing` says whether the source's hash is recorded, `hashed` computes it, `verifier` reads
-    the output back. With `dry_run` nothing is written and the report has estimates.
+    `hashing` says whether the source's hash is recorded, `hashed` computes it, `verifier` reads the
+    output back. With `dry_run` nothing is written and the report has estimates.
     """
     from aprfmt.conversion.metadata import HASH_KEY
     from aprfmt.conversion.plan import build_plan

@@ -199,7 +199,7 @@ class _Both:
     def _tensor(self, name: str, view: "View") -> SourceItem:
         """Return the entry of a weight's main tensor.
 
-        Copied, transformed, dropped or lost, and why.
+        It says whether the tensor was copied, transformed, dropped or lost, and why.
         """
         stored = view.stored[0]
         name = stored.parts[""].info.name if stored.parts else name
@@ -281,7 +281,7 @@ class _Both:
     def keys(self) -> Iterator[SourceItem]:
         """Yield an entry for each thing the source stores in keys.
 
-        Vocabulary, template, licence.
+        These are vocabulary, chat template and licence.
         """
         from aprfmt.tokenizer.carriers import has_tokenizer
 
@@ -348,7 +348,7 @@ class _Both:
     def _made_of(self, name: str, kind: str) -> str:
         """Return what of the copy holds the content of a file that it lacks, in words.
 
-        "" for nothing.
+        It is "" where there is none.
         """
         from aprfmt.tokenizer.carriers import has_tokenizer
 
@@ -413,9 +413,9 @@ def omissions_by_flag(
 ) -> dict[str, str]:
     """Return {name: flag} of everything a conversion leaves out of a source by its flags.
 
-    `files_too`: the container alone is copied, without companion files. `removed` are metadata
-    keys that are removed by name, which may hold embedded files. What an earlier conversion
-    recorded as left out stays in the result.
+    `files_too`: the container alone is copied, without companion files. `removed` are metadata keys
+    that are removed by name, which may hold embedded files. What an earlier conversion recorded as
+    left out stays in the result.
     """
     told = {} if RECORD in removed else _record(source)
     found = {name: str(flag) for name, flag in told.items()}
@@ -459,7 +459,7 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
     def fate(name: str, kind: str) -> SourceItem:
         """Return a companion file's entry.
 
-        "copied" if carried or left out by a flag, else "lost".
+        It is "copied" if the file is carried or a flag leaves it out, else "lost".
         """
         carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
         return SourceItem(name, kind, "copied" if carried or name in left_out else "lost")

@@ -48,7 +48,7 @@ class ChangeCounts:
     ) -> bool:
         """Count what encoding a chunk changed, from the encoded bytes.
 
-        Return whether it was counted.
+        Returns True if it was counted.
 
         `before` are the values, `data` their encoding in blocks of `block_size` elements. Nothing
         decoded is kept. False where there is no native kernel that decodes these blocks alone.

@@ -271,8 +271,8 @@ def choose_kept_codes(
 ) -> tuple[set[str], dict[str, str]]:
     """Return (names of outputs whose codes are kept, {name: why the codes are not kept}).
 
-    Raises ConversionError where keeping codes would change values, unless --allow-inexact is
-    given, and for weights that no configuration could describe next to the others.
+    Raises ConversionError where keeping codes would change values, unless --allow-inexact is given,
+    and for weights that no configuration could describe next to the others.
     """
     writer, path = dialect_writer(options), model.path
     if writer is not None:

@@ -1,7 +1,7 @@
 """Parse single metadata values: KEY=VALUE, KEY:TYPE=VALUE, KEY:TYPE[]=A,B,C.
 
-A key keeps the type it has in the file; a new key gets the type that is known for it, else the
-type of its text read as JSON. `FormatSpec.values` has each format's types and keys.
+A key keeps the type it has in the file; a new key gets the type that is known for it, else the type
+of its text read as JSON. `FormatSpec.values` has each format's types and keys.
 """
 
 import math
@@ -106,7 +106,7 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
 def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | TypedValue:
     """Return `text` as a value of the type that the key has in the file; UsageError if it is none.
 
-    `whole` says that the text is a file's content.
+    `whole` is True where the text is a file's content.
     """
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
@@ -120,7 +120,7 @@ def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | Typ
 def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
     """Return `text` as a JSON value of the same kind as `present`; of any kind if that is None.
 
-    `whole` says that the text is a file's content. Raises UsageError for another kind.
+    `whole` is True where the text is a file's content. Raises UsageError for another kind.
     """
     if isinstance(present, str):
         return text if whole else _unquoted(text)
@@ -136,7 +136,7 @@ def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -
 def _new(model: Model, spec: FormatSpec, key: str, text: str, whole: bool) -> Value | TypedValue:
     """Return the value of a key that is not in the file: of its known type, else read as JSON.
 
-    `whole` says that the text is a file's content.
+    `whole` is True where the text is a file's content.
     """
     known = spec.values.keys(_architectures(model))
     kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
@@ -172,7 +172,7 @@ def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
 def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
     """Return `text` as a value of type `kind`, an array for "array:..."; UsageError if it is none.
 
-    `whole` says that the text is a file's content.
+    `whole` is True where the text is a file's content.
     """
     if not kind.startswith(ARRAY):
         if kind == "string":
@@ -313,7 +313,7 @@ def read_values(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, 
 def _lasting(value: Value) -> Value:
     """Return a value that outlives the file.
 
-    Arrays are copied, long ones replaced by their length.
+    Arrays are copied, and long ones replaced by a text with their length.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"array of {len(value)}" if len(value) > 16 else [_lasting(item) for item in value]

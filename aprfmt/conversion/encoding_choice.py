@@ -44,11 +44,10 @@ def choose_encodings(
 ) -> list[Output]:
     """Return the outputs with the encodings they will have.
 
-    That is the source's, unless the user or the target changes it.
-    Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
-    for vectors, the source's own. `reasons` say why packed weights were not repacked. Raises
-    ConversionError for encodings that do not exist, cannot be written, or that the target cannot
-    hold.
+    That is the source's, unless the user or the target changes it. Order: --tensor, the mixture,
+    --encoding, the record of an earlier widening, the target's rule for vectors, the source's own.
+    `reasons` say why packed weights were not repacked. Raises ConversionError for encodings that do
+    not exist, cannot be written, or that the target cannot hold.
     """
     asked = [options.encoding, *(e for _, e in options.tensor_encodings)]
     for wished in asked:

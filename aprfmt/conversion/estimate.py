@@ -44,8 +44,8 @@ def estimate_conversion(
 ) -> dict[str, Any]:
     """Return the `estimate` of a dry run.
 
-    Its keys are memory_bytes, disk_bytes, disk_free_bytes (None if unknown) and seconds, by kind
-    of work. `sizes` are those of the files to write; `hashing` says whether the source is hashed.
+    Its keys are memory_bytes, disk_bytes, disk_free_bytes (None if unknown) and seconds, by kind of
+    work. `sizes` are those of the files to write; `hashing` says whether the source is hashed.
     """
     folder = _existing(dst)
     output = sum(sizes.values())
@@ -76,7 +76,7 @@ def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
 def _fetched() -> int:
     """Return the bytes that reading a remote source holds.
 
-    Parts under way, the cache, the digest's.
+    These are parts under way, the cache, and parts that wait to be hashed.
     """
     from aprfmt.remote.read_ahead import AHEAD, PART
     from aprfmt.remote.remote_file import KEPT
@@ -99,6 +99,7 @@ def _held(output: "Output") -> int:
 
 
 def _elements(output: "Output") -> int:
+    """Return the number of elements of an output."""
     import math
 
     return math.prod(output.info.shape)
@@ -163,6 +164,7 @@ def write_rate(folder: Path) -> float | None:
             piece = os.urandom(1 << 20)
 
             def write() -> None:
+                """Write and sync WRITTEN bytes to the unnamed file."""
                 for _ in range(WRITTEN >> 20):
                     file.write(piece)
                 file.flush()
@@ -190,8 +192,8 @@ def _encoding(plan: "Plan", options: Options) -> float:
 def _fetching(plan: "Plan") -> float | None:
     """Return the seconds of fetching a remote source; 0 for a local one.
 
-    None if the disk cache already had the part that is measured: how much it has of the rest is
-    not known.
+    None if the disk cache already had the part that is measured: how much it has of the rest is not
+    known.
     """
     from aprfmt.conversion.outputs import stored_parts
     from aprfmt.remote.remote_file import RemoteFile

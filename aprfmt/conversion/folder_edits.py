@@ -194,7 +194,7 @@ class FolderEdits:
     def _standing(self, key: str) -> Iterator[ValueLocation]:
         """Yield the locations where a key exists.
 
-        Once in each file, and in copies of rope's keys.
+        A file has it once, and perhaps in copies of rope's keys.
         """
         for name in self._spellings(key):
             found = [place for file in FILES for place in self._in_file(file, name)]
@@ -259,7 +259,7 @@ class FolderEdits:
     def _json(self, file: str) -> Any:
         """Return the parsed content of a text file, with the changes so far.
 
-        {} for a missing file.
+        It is {} for a missing file.
         """
         if file not in self._held:
             text = self._texts.get(file)
@@ -306,6 +306,7 @@ class _Reading:
     """The text files of a folder as they are on disk."""
 
     def __init__(self, folder: Path) -> None:
+        """Set the folder whose files are read."""
         self._folder = folder
 
     def value(self, place: ValueLocation) -> Any:
@@ -356,8 +357,8 @@ def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 def _like(key: str, present: Value, text: str, whole: bool) -> Value:
     """Return `text` as a value of the same kind as `present`.
 
-    null is taken for any key, and a number or a list for keys of token ids. `whole` says that the
-    text is a file's content.
+    null is taken for any key, and a number or a list for keys of token ids. `whole` is True where
+    the text is a file's content.
     """
     if text == "null" and not whole:
         return None

@@ -30,8 +30,8 @@ _BLOCK = 4096  # bytes are compared, and written, in pieces of this size
 def change_metadata(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
     """Change metadata of an open model's only file; return (report, number of bytes written).
 
-    Closes the model. Raises ConversionError where the tensors would have to move, OutputError
-    where the file cannot be written.
+    Closes the model. Raises ConversionError where the tensors would have to move, OutputError where
+    the file cannot be written.
     """
     from aprfmt.conversion.run import WrittenTensor, tensor_outcome
 
@@ -96,8 +96,8 @@ def change_texts(
 def _changed(model: "Model", program: FileProgram) -> tuple[str, list[Patch]]:
     """Return (identity of the file, patches that turn its bytes into the planned ones).
 
-    The identity lets the writer refuse a file that was changed since. Raises FormatError where
-    it was changed since it was opened.
+    The identity lets the writer refuse a file that was changed since. Raises FormatError where it
+    was changed since it was opened.
     """
     file = open_bytes(_one_file(model))
     try:

@@ -139,9 +139,9 @@ def _claim_packing(
 def _claim(
     outputs: Sequence[Output], packed: set[str], options: Options
 ) -> tuple[Mapping[str, Any] | None, dict[str, str]]:
-    """Return (keys of config.json for packed weights or None, {file name.
+    """Return (keys of config.json for packed weights or None, companion files).
 
-    Text} of files beside it).
+    The files are {name: text}.
 
     `packed` are the encodings of packed outputs.
     """
@@ -224,7 +224,7 @@ def _identity(model: Model) -> dict[str, Value]:
 def file_type(outputs: Sequence[Output]) -> int:
     """Return llama.cpp's file type number for the encoding that holds most elements of matrices.
 
-    1024 (guessed) for an encoding without a number.
+    It is 1024 (guessed) for an encoding without a number.
     """
     counts: Counter[str] = Counter()
     for output in outputs:
@@ -421,9 +421,8 @@ def bare_metadata(model: Model, target: FormatSpec, *, marked: bool = False) -> 
     """Return the metadata of a container-only copy (`--arch none`), nothing added.
 
     With `marked` (`--generic`), architecture keys say GENERIC, which no loader knows, and the name
-    in the source is stored under another key.
-    Values without a type in the target (nulls, objects, arrays) are stored as JSON under one key,
-    and are restored in a target that has such values.
+    in the source is stored under another key. Values without a type in the target (nulls, objects,
+    arrays) are stored as JSON under one key, and are restored in a target that has such values.
     """
     values = {k: _plain(v) for k, v in model.metadata.items() if not k.startswith("split.")}
     held = values.pop(BARE_KEY, None)

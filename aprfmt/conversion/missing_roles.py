@@ -47,7 +47,7 @@ def missing_output_roles(
 ) -> tuple[str, ...]:
     """Return the required roles missing in the output.
 
-    Notes in the plan those that were accepted.
+    Those that were accepted are noted in the plan.
     """
     resolution = _resolution(model, options)
     if resolution is None:

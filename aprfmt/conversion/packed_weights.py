@@ -77,7 +77,7 @@ class Claimed(PackedWeight):
     def part(self, suffix: str) -> bytes:
         """Return the bytes of the stored tensor `suffix`.
 
-        Encodes again what is no longer in memory.
+        The weight is encoded again if the part is no longer in memory.
         """
         if suffix in self.kept:
             return self.kept[suffix]
@@ -98,7 +98,7 @@ class Claimed(PackedWeight):
     def infos(self, main: str) -> dict[str, TensorInfo]:
         """Return {suffix: stored tensor} as the codec says.
 
-        Encodes the weight and sets `nbytes`.
+        It encodes the weight and sets `nbytes`.
         """
         self.part("")  # encodes once
         parts = self.latest.parts

@@ -56,8 +56,8 @@ def joined_output(
 ) -> list[Output]:
     """Return the outputs of all tensors under their own names, packed weights joined from parts.
 
-    So a packed weight can be re-encoded as one. A packed weight that is not re-encoded stays in
-    its stored parts.
+    So a packed weight can be re-encoded as one. A packed weight that is not re-encoded stays in its
+    stored parts.
     """
     roles = model.roles_of
     wanted = _requested(model, options)

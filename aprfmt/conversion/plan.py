@@ -425,7 +425,7 @@ def _without_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output],
 def _check_names(outputs: Sequence[Output], target: FormatSpec) -> None:
     """Raise ConversionError for names that occur twice or that the target does not allow.
 
-    Also for more dimensions than it allows.
+    The same for a tensor with more dimensions than it allows.
     """
     seen: set[str] = set()
     for output in outputs:

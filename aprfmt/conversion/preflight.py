@@ -1,7 +1,7 @@
 """Check a planned conversion for losses before a byte is written, by opening the plan as a model.
 
-The account of the source is made on it first, so that what would be lost is refused while
-nothing is there yet; afterwards it is made again on what was written.
+The account of the source is made on it first, so that what would be lost is refused while nothing
+is there yet; afterwards it is made again on what was written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class PlannedTensor(LazyTensor):
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return bytes [start, stop) that will be copied.
 
-        Empty where they are made while writing.
+        They are empty where the tensor is made while writing.
         """
         runs, stop = self._output.runs, self.info.nbytes if stop is None else stop
         if runs is None or not self._output.copies:

@@ -1,8 +1,8 @@
 """Fill in the options of a quantizing conversion: mixture, importance matrix, and their record.
 
-Quantized bytes depend on the scheme, the arithmetic, the version of the encoders and the
-importance matrix; all four are written into the output's metadata, so that the same bytes can be
-produced again.
+Quantized bytes depend on the scheme, the arithmetic, the version of the encoders and the importance
+matrix; all four are written into the output's metadata, so that the same bytes can be produced
+again.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -78,8 +78,8 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
 def model_mixture(model: Model, options: Options, imatrix: bool) -> Mixture:
     """Return the mixture of encodings for a model's tensors, by the scheme in `options.quantize`.
 
-    `imatrix` says whether there is an importance matrix. For an unknown architecture the numbers
-    of layers, heads and experts come from names and the GGUF's metadata.
+    `imatrix` says whether there is an importance matrix. For an unknown architecture the numbers of
+    layers, heads and experts come from names and the GGUF's metadata.
     """
     assert options.quantize is not None
     try:
@@ -149,7 +149,7 @@ def _claims(file_type: int | None) -> Mapping[str, Value | TypedValue]:
 def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list[Note]:
     """Return a warning, or [], for matrices that a dialect's groups do not fit.
 
-    They are not packed.
+    These matrices are not packed.
 
     Raises ConversionError where that is most of them: what is asked for would not be made. Those
     that the user gives another encoding are not counted.

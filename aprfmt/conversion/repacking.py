@@ -102,7 +102,7 @@ class RepackedTensor(LazyTensor):
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Release the memory pages of its parts.
 
-        After the last row also the numbers of its groups.
+        After the last row the numbers of its groups are released too.
         """
         if stop is None or stop >= self.info.nbytes:
             self._blocks = None
@@ -171,7 +171,7 @@ class Repacking:
 def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: bool) -> Repacking:
     """Return the tensors that replace packed weights.
 
-    Where the target cannot hold them, or as asked.
+    A weight is repacked where the target cannot hold it otherwise, or as the options ask.
 
     `copied` says that packed weights go to the target as the tensors they are stored in.
     """

@@ -1,6 +1,6 @@
 """Make the bytes of a plan's outputs.
 
-Copy in windows, re-encode in chunks, count changed values.
+Bytes are copied in windows or re-encoded in chunks, and changed values are counted.
 """
 
 import math
@@ -46,7 +46,7 @@ CHUNK = 1 << 22  # elements decoded and encoded at a time
 class WrittenTensor:
     """What is known of one written output.
 
-    Its CRC-32, where needed, and counts of changed values.
+    That is its CRC-32, where needed, and counts of changed values.
     """
 
     crc: int = 0
@@ -171,7 +171,7 @@ def _encoded(
 ) -> Iterator[memoryview]:
     """Yield the output's encoded bytes, decoded and encoded some rows at a time, and count changes.
 
-    All at once where the source's rows cannot be decoded alone.
+    The output is one chunk where the source's rows cannot be decoded alone.
     """
     importance = column_importances(output, options)
     for piece in decoded_pieces(output, chunk):

@@ -106,8 +106,8 @@ def write_in_source_order(
 ) -> None:
     """Write all outputs in the order of the source, each into the room left for it.
 
-    `held` is {name: (output, record)}, `files` the source's files in order. `whole` is called
-    after each output. `kept` says which outputs an earlier run wrote; these are not written.
+    `held` is {name: (output, record)}, `files` the source's files in order. `whole` is called after
+    each output. `kept` says which outputs an earlier run wrote; these are not written.
     """
     rooms = {info.name: sink.leave(info.name) for info in infos if not kept(info)}
     numbers = {path: number for number, path in enumerate(files)}
@@ -176,7 +176,7 @@ def _brought(output: Output) -> Output:
 def _place(output: Output, numbers: "dict[Path, int]") -> tuple[int, int]:
     """Return (number of the source file, offset) of an output's first bytes.
 
-    (-1, 0) without any.
+    It is (-1, 0) without any.
     """
     places = [(numbers.get(file.path, -1), start) for file, start in _places(output.sources)]
     return min(places, default=(-1, 0))
@@ -194,7 +194,7 @@ AT_LEAST = 2  # workers: what lies in no file is made by one while the other wri
 class PlacedPiece:
     """A piece that was written: its size, its CRC-32 if that is needed, and counts of changes.
 
-    For the count of codes that a tensor lost, `counts` is None.
+    The result of counting lost codes has `counts` None.
     """
 
     nbytes: int = 0
@@ -222,10 +222,10 @@ class WorkerPool:
     """A context manager whose workers write the outputs they are given.
 
     With one job they write only what is in no file: repacks, and parts of weights. With several
-    they
-    begin when all are given, and take a piece of each shard in turn, of as many shards as there are
-    workers: the system lets one at a time write into a file, and make its pages where it lies in
-    memory. `whole` is called for every tensor when all of it is written, in the order of a shard.
+    they begin when all are given, and take a piece of each shard in turn, of as many shards as
+    there are workers: the system lets one at a time write into a file, and make its pages where it
+    lies in memory. `whole` is called for every tensor when all of it is written, in the order of a
+    shard.
     """
 
     def __init__(
@@ -249,6 +249,7 @@ class WorkerPool:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Cancel the pieces that no worker has begun, and wait for the others."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def write(self, output: Output, written: WrittenTensor) -> bool:
@@ -359,8 +360,7 @@ class WorkerPool:
         """Return a function of a room that yields the pieces of work on an output.
 
         None where one thread has to write the output in order: for what is fetched, and with one
-        job
-        for what is copied, or encoded by several threads at a time.
+        job for what is copied, or encoded by several threads at a time.
         """
         here = all(map(in_mapped_file, output.sources))
         if output.part is not None:
@@ -442,8 +442,7 @@ class WorkerPool:
         """Return the function that encodes and writes a piece.
 
         It uses one thread, or all of them for a large tensor that is one piece. `parts` is the
-        number
-        of the tensor's pieces.
+        number of the tensor's pieces.
         """
         alone = parts == 1 and math.prod(output.info.shape) > LARGE
         options = replace(self._options, threads=self._options.jobs if alone else 1)

@@ -1,6 +1,6 @@
 """Find what a source has besides its tensors.
 
-Files of its folder, or what is stored in its keys.
+These are files of its folder, or what a single file stores in its keys.
 """
 
 import json

@@ -48,6 +48,7 @@ class SourceHash:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Stop hashing, wait for the threads and restore Python's switch interval."""
         self._stop.append(True)
         for each in self._passing.values():
             each.stop()

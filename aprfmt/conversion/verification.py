@@ -53,6 +53,7 @@ class Verifier:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Cancel the comparisons that have not begun, and wait for the others."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def notes(self, checksums: "Callable[[], Mapping[Path, int]]") -> list[Note]:

@@ -3,8 +3,8 @@
 Two containers. GGUF: `NAME.in_sum2` [experts, columns] and `NAME.counts` [experts, 1], both F32,
 with `imatrix.datasets`, `imatrix.chunk_count`, `imatrix.chunk_size` in the metadata. The legacy
 file, all integers int32 and little-endian: entries; for each the name's length, the name, calls,
-values, float32 values; then optionally the number of chunks, and length and name of the data
-set. The weight used by an encoder is sum / count, and 1 for an expert that was never called.
+values, float32 values; then optionally the number of chunks, and length and name of the data set.
+The weight used by an encoder is sum / count, and 1 for an expert that was never called.
 
 Source: llama.cpp, tools/imatrix/imatrix.cpp and tools/quantize/quantize.cpp.
 """

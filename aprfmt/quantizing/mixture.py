@@ -182,7 +182,7 @@ class RunningNumber:
     def more_bits(self) -> bool:
         """Whether llama.cpp's `use_more_bits` holds.
 
-        First and last eighth, and every third between.
+        True for the first and last eighth of the tensors, and every third between.
         """
         eighth = self.of // 8
         return (
@@ -279,7 +279,7 @@ class Mixture:
         imatrix: bool = False,
         arch: str = "",
     ) -> None:
-        """Number the tensors of each kind.
+        """Set the running numbers of the tensors of each kind.
 
         Raises UsageError for an unknown scheme, or another architecture's.
 

@@ -124,7 +124,7 @@ def _shape_line(shape: Sequence[int]) -> bytes:
 def _widened(values: "NDArray[Any]") -> Buffer:
     """Return values as little-endian bytes of the hashed type.
 
-    Float32, float64, int64 or complex64.
+    The type is float32, float64, int64 or complex64.
     """
     import numpy as np
 

@@ -1,10 +1,10 @@
 """Record the bits that a target format's conventions lose, so that converting back restores them.
 
 A GGUF stores norms as float32 (gemma's with one added). Records under `aprfmt.source.*` undo that
-exactly: `encodings` names the encoding a role had in the source, and `restore` holds, for
-values that narrowing does not give back bit for bit, the source's own bits: sparse as
-[index, bits] pairs, or the whole tensor as base64 where most elements need it. The other way round,
-`stored` holds the bits a GGUF had where taking one away and adding it again loses them.
+exactly: `encodings` names the encoding a role had in the source, and `restore` holds, for values
+that narrowing does not give back bit for bit, the source's own bits: sparse as [index, bits] pairs,
+or the whole tensor as base64 where most elements need it. The other way round, `stored` holds the
+bits a GGUF had where taking one away and adding it again loses them.
 """
 
 import base64
@@ -25,6 +25,7 @@ class Restoration:
     """By role key: the source's encoding, and the bits that narrowing alone does not restore."""
 
     def __init__(self) -> None:
+        """Start with no records."""
         self.encodings: dict[str, str] = {}
         self.patches: dict[str, Value] = {}
         self.stored: dict[str, Value] = {}

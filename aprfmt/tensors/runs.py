@@ -86,7 +86,7 @@ class RunBytes:
     def drop(self, start: int, stop: int) -> None:
         """Release the mapped pages of bytes [start, stop).
 
-        Of several runs those of whole tensors.
+        For several runs, the pages of whole tensors are released.
         """
         if self._rows is not None:
             self._rows.tensor.drop()

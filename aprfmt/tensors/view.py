@@ -269,7 +269,7 @@ class View:
     def drop(self) -> None:
         """Release the mapped pages of the stored tensors and cached results.
 
-        They are read again.
+        Both are made again when needed.
         """
         for name in ("lattice", "by_rows"):
             self.__dict__.pop(name, None)

@@ -113,8 +113,8 @@ def check_backend(
 ) -> tuple[str, ...]:
     """Compare every operation of a backend with numpy's float64; return the names of the checks.
 
-    Also: equal input gives equal bits, and in deterministic mode a row's bits do not depend on
-    the rows next to it. Raises AssertionError for the first that fails.
+    Also: equal input gives equal bits, and in deterministic mode a row's bits do not depend on the
+    rows next to it. Raises AssertionError for the first that fails.
     """
     backend, judge = BACKENDS[name](device, dtype), BACKENDS["numpy"]("cpu", "float64")
     inputs = _inputs(seed)

@@ -157,11 +157,11 @@ def force(level: str) -> None:
 def matmul(encoding: str, x: "Array", raw: Any, out: "Array", threads: int = 1) -> None:
     """Fill `out` [tokens, rows] with x [tokens, columns] times encoded `raw` [rows, columns].
 
-    All arithmetic is float32 on the decoded weights; nothing decoded is kept. `x` and `out` are
+    All arithmetic is float32 on the decoded weights, which are not stored. `x` and `out` are
     contiguous float32, `raw` holds whole rows of blocks. A result depends on its row and its
     token alone, not on the other tokens or on `threads`: elements 32k + 8j + i of the row are
     added to lane i of sum j in order of k by fused multiply-adds (on the generic level product and
-    sum round apart), the sums as (0 + 1) + (2 + 3), their lanes as
+    sum are rounded separately), the sums as (0 + 1) + (2 + 3), their lanes as
     ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
 
     Raises CodecError where lengths do not fit, KeyError for an encoding without a kernel.

@@ -29,8 +29,8 @@ class Encoder:
     def __call__(self, x: Array, *, importance: Array | None = None) -> Mapping[str, bytes]:
         """Return {"": bytes} of float32 `x` [..., columns], equal to what the numpy codec returns.
 
-        Raises CodecError for another dtype, rows that are no whole blocks, an importance matrix
-        of another width, and, unless an element is a block, NaN and infinity.
+        Raises CodecError for another dtype, rows that are no whole blocks, an importance matrix of
+        another width, and, unless an element is a block, NaN and infinity.
         """
         rows = as_rows(self.name, x)
         columns = rows.shape[1]

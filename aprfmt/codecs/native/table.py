@@ -13,8 +13,8 @@ DISABLED: dict[str, str] = {}
 class CheckedTable(Mapping[K, V], Generic[K, V]):
     """A mapping of kernels, each checked by `check` on its first use ("" if it passes).
 
-    A kernel that fails is absent and named in DISABLED. `make` returns the rows, when the first
-    is asked for.
+    A kernel that fails is absent and named in DISABLED. `make` returns the rows, when the first is
+    asked for.
     """
 
     def __init__(
