@@ -79,6 +79,7 @@ def place_of(path: str) -> DumpPlace:
                 elif key not in _EMPTY_TAGS and not key.endswith("_size"):
                     words.append(f"{key}={value}")
             continue
+        # Other parts: ranks, then a step, then the name.
         rest = _without_ranks(part, ranks)
         found = _STEP.match(rest)
         if found is not None:

@@ -18,6 +18,7 @@ def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
     """
     index: list[int | slice] = []
     for axis, part in enumerate(text.split(",")):
+        # One number or up to three, as in Python.
         fields = part.strip().split(":")
         try:
             numbers = [int(field) if field.strip() else None for field in fields]
@@ -25,6 +26,7 @@ def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
             raise UsageError(f"--slice {text!r}: {part!r} is no number or range") from None
         if axis >= len(shape) or len(numbers) > 3:
             raise UsageError(f"--slice {text!r}: does not fit shape {list(shape)}")
+        # A single index, or a range that must select something.
         if len(numbers) == 1:
             at = numbers[0]
             if at is None or not -shape[axis] <= at < shape[axis]:

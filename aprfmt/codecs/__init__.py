@@ -147,6 +147,7 @@ def decode(
 
     from aprfmt.codecs.base import check_length, is_padded, part
 
+    # Rows without padding are decoded in one go.
     count, columns = math.prod(shape), shape[-1] if shape else 1
     reference = codec(encoding).of_rows(columns)
     if row_bytes is None or not is_padded(reference.row, columns, row_bytes):
@@ -161,6 +162,7 @@ def decode(
                 "array can have"
             ) from None
     parts = raw if isinstance(raw, Mapping) else {"": raw}
+    # Padded rows are decoded whole, then cut.
     rows = count // columns if columns else 0
     expected = -(-columns // reference.block_size) * reference.type_size
     check_length(encoding, row_bytes, expected, f"one row of {columns} elements")

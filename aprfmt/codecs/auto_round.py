@@ -36,6 +36,7 @@ def _rewrite_section(said: Mapping[str, Any]) -> Config | None:
     The result is a quantization section of GPTQ, AWQ or compressed-tensors. Raises UnsupportedError
     for a packing or data type that is not decoded.
     """
+    # Weights of 16 bits and more are not quantized.
     bits = said.get("bits")
     if isinstance(bits, int) and bits >= _LEFT:
         return None
@@ -43,6 +44,7 @@ def _rewrite_section(said: Mapping[str, Any]) -> Config | None:
     packing = str(said.get("packing_format", "auto_round:auto_gptq"))
     if not any(word in packing for word in _PACKINGS):
         raise UnsupportedError(f"auto-round: packing {packing!r} is not one we decode")
+    # AWQ, then GPTQ, then compressed-tensors.
     if "awq" in packing:
         return {"quant_method": "awq", "version": "gemm", **facts}
     kind = str(said.get("data_type", "int"))

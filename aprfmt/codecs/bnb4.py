@@ -310,6 +310,7 @@ def encode_coded(x: F32, packed: U8, absmax: F32, blocksize: int, bounds: F32, o
     reciprocal, a short last one divided, as the library does. An odd count leaves the last low
     nibble undefined.
     """
+    # Scale each block by its largest magnitude, to -1..1.
     whole = x.size // blocksize
     blocks, rest = x[: whole * blocksize].reshape(whole, blocksize), x[whole * blocksize :]
     with np.errstate(all="ignore"):
@@ -320,5 +321,6 @@ def encode_coded(x: F32, packed: U8, absmax: F32, blocksize: int, bounds: F32, o
         if rest.size:
             absmax[-1] = np.maximum(np.abs(rest).max(), _SMALLEST)
             scaled[blocks.size : x.size] = np.clip(rest / absmax[-1], -1, 1)
+    # The number of bounds below a value is its code in ascending order.
     nibbles = order[np.searchsorted(bounds, scaled, side="left")]
     packed[:] = nibbles[0::2] << 4 | nibbles[1::2]

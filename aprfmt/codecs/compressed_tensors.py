@@ -241,6 +241,7 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
 
     Raises CodecError for scales of tiles, and for inputs that `weight_g_idx` reorders.
     """
+    # Scales must be of groups of inputs, in the order of inputs.
     weights = weights_of(config)
     bits = config_integer(NAME, weights, "num_bits", range(1, 9))
     scale = part_numbers(NAME, parts, SCALE, _FLOAT)
@@ -254,6 +255,7 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
         size = shape[-1] // groups
         if not np.array_equal(index, np.arange(shape[-1]) // size):
             raise CodecError(f"its inputs are grouped in another order ({_INDEX[1:]})")
+    # Zero points and scales, repeated for each group.
     full = (*shape[:-1], groups)
     if zero is not None:
         held = _numbers_by_group(zero, shape, _ZERO)

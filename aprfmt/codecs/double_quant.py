@@ -72,10 +72,12 @@ def mean(x: F32) -> F32:
 
     torch adds partial sums in a cascade; one thread is assumed.
     """
+    # torch sums in lanes of a vector and in four streams of rows at a time,
     width = _LANES if x.size >= _LANES else 1
     rows = x[: x.size // width * width].reshape(-1, width)
     length = len(rows) // _STREAMS
     streams = rows[: length * _STREAMS].reshape(length, _STREAMS, width)
+    # with partial sums on levels, each of which takes over after 2**power steps.
     power = max(4, max(length - 1, 0).bit_length() // _LEVELS)
     step, mask = 1 << power, (1 << power) - 1
     partial = np.zeros((_LEVELS, _STREAMS, width), np.float32)
@@ -89,6 +91,7 @@ def mean(x: F32) -> F32:
             partial[level - 1] = 0
             if index & mask << level * power:
                 break
+    # Rows left over, then the sum of levels, of streams, of lanes.
     for stream in streams[index:]:
         partial[0] += stream
     for level in range(1, _LEVELS):

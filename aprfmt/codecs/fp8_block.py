@@ -91,6 +91,7 @@ class _DialectRows:
 
         Raises CodecError where the number of scales fits neither the configuration nor the weight.
         """
+        # One scale for all, or one a row.
         stored, claimed = required_part(NAME, parts, self.scale), _claimed_tile(config)
         if all(n == 1 for n in stored.shape):
             return None
@@ -101,9 +102,11 @@ class _DialectRows:
                 f"{NAME}: part {self.scale!r} has shape {list(stored.shape)} beside a weight of "
                 f"{list(shape)}"
             )
+        # Without a configured size the grid of scales divides the weight.
         packed = parts[self.main].encoding in PACKED
         if claimed is None and not packed:
             return self._divided(stored.shape, shape)
+        # Else the grid must be that of an allowed tile.
         micro = packed or stored.encoding in _POWERS
         allowed = [_MICRO] if packed else [claimed, _MICRO] if micro else [claimed]
         grids = {tile: _tile_counts(shape, tile) for tile in allowed if tile is not None}

@@ -29,6 +29,7 @@ def table_scales(x: F32, size: int, values: F32, importance: F32 | None, fused: 
     `size` is the number of elements under a scale, `values` the 16 ascending values of the table,
     `importance` [n, columns] weighs the elements, `fused` is the arithmetic (see `arithmetic`).
     """
+    # Weigh elements, then try the obvious scale and seven to either side of it.
     if importance is None:
         each = x * x
     else:

@@ -69,6 +69,7 @@ def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: boo
     """Return the fields of superblocks x [n, 256] whose sub-blocks have a scale and a min."""
     n, subs = len(x), x.shape[1] // plan.size
     turned = element_first(x, plan.size)
+    # Search scale and min of each sub-block, then encode these with 6 or 4 bits.
     if importance is None:
         weights = np.abs(turned) if plan.steps.absolute else magnitude_weights(turned, fused)
         scale, minimum, code = scale_and_min(turned, plan.largest_code, weights, plan.steps, fused)
@@ -84,6 +85,7 @@ def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: boo
         d, scales = _scale_by_search(scale.reshape(n, subs), plan.largest_scale, total, fused)
         dmin, mins = _scale_by_search(minimum.reshape(n, subs), plan.largest_scale, total, fused)
         scales, mins = np.minimum(scales, plan.bound), np.minimum(mins, plan.bound)
+    # The codes are chosen under the scales and mins as stored.
     packed = plan.pack(scales, mins)
     scales, mins = plan.unpack(packed)
     codes = encode_codes(

@@ -245,6 +245,7 @@ class LaidOut:
         """
         native = native_kernels()
         assert native is not None
+        # Each piece of rows fills its own part of `out`.
         width = len(out) // max(stop - start, 1)
         found: list[tuple[int, int, int]] = []
 
@@ -303,6 +304,7 @@ class LaidOut:
         `fresh` says that nothing was stored in `out` yet.
         """
         native = native_kernels()
+        # The numpy reference, else a kernel: across rows, or row by row from their streams.
         if native is None:
             streams = self.codes.streams(matrix, first, first + len(out))
             self._reference(matrix, first, streams, out)

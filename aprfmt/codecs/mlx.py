@@ -76,6 +76,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     """Return the layout of a weight's codes, with its scales and biases by group."""
     bits = config_integer(NAME, config, "bits", _BITS)
     size = config_integer(NAME, config, "group_size", GROUP_SIZES)
+    # Check mode, bits and group size against each other.
     name = config.get("mode", "affine")
     if name not in MODES:
         raise CodecError(f"{NAME}: mode {name!r} is not one we decode: {', '.join(MODES)}")
@@ -85,6 +86,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     said = f"{NAME}: config says bits {bits}, group_size {size}"
     if columns % size:
         raise CodecError(f"{said}: part '.weight' has rows of {columns}, no whole groups")
+    # Read codes and scales.
     groups = (*shape[:-1], columns // size)
     words = words_of(NAME, parts, ".weight", (_WORDS,))
     codes = LaidCodes(
@@ -98,6 +100,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     scale = GroupNumbers(as_matrices(stored, shape, groups[-2:]), table)
     if mode.codes is not None:
         return LaidOut(shape, codes, mode.codes.values, (1, size), scale)
+    # Only integers have biases.
     found = part_numbers(NAME, parts, ".biases", allowed)
     check_shape(said, ".biases", found.shape, groups)
     values = np.arange(1 << bits, dtype=np.float32)

@@ -51,6 +51,7 @@ def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
         for task in tasks:
             task()
         return
+    # Every thread takes the next task until none is left.
     todo = iter(tasks)
     turn = threading.Lock()
 
@@ -67,6 +68,7 @@ def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
         finally:
             _inside.busy = False
 
+    # The caller works too, then waits for the others.
     pool = _threads()
     helpers = [pool.submit(work) for _ in range(min(threads, len(tasks)) - 1)]
     try:

@@ -98,6 +98,7 @@ def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
         raise CodecError(
             f"{name}: {suffix} says dtype {found.get('dtype')!r}, expected {', '.join(DTYPES)}"
         )
+    # Keys that only double quantization has.
     nested = NESTED_ABSMAX in raw
     offset = found.get("nested_offset", 0.0)
     if nested and (isinstance(offset, bool) or not isinstance(offset, int | float)):

@@ -52,6 +52,7 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
         q = code.astype(np.float32)
         return code, sum_of_products(wx, q, fused), sum_of_products(w * q, q, fused)
 
+    # The obvious scale, then eighteen near it; the best fit stays.
     code, sum_lx, sum_l2 = fit(np.float32(-nmax) / largest)
     scale = _safe_ratio(sum_lx, sum_l2, sum_l2 != 0)
     best = scale * sum_lx
@@ -62,6 +63,7 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
         np.copyto(code, tried, where=better)
         np.copyto(scale, sum_lx / sum_l2, where=better)
         np.copyto(best, scale * sum_lx, where=better)
+    # Make codes unsigned, and clear groups of zeros.
     code += nmax
     code[:, zero] = 0
     scale[zero] = 0
@@ -100,12 +102,14 @@ def _move_codes(
     for _ in range(5):
         changed = False
         for i in range(len(x)):
+            # Take the element out of the sums, and find the code that fits the rest.
             slx = multiply_add(-wx[i], q[i], sum_lx, fused)
             sl2 = multiply_add(-(w[i] * q[i]), q[i], sum_l2, fused)
             candidate = (slx > 0) if signed else (slx > 0) & (sl2 > 0)
             code = np.clip(nearest_int(x[i] * sl2 / slx), *bounds)
             moved = code.astype(np.float32)
             candidate &= moved != q[i]
+            # Put it back with that code where the fit improves.
             slx = multiply_add(wx[i], moved, slx, fused)
             sl2 = multiply_add(w[i] * moved, moved, sl2, fused)
             better = candidate & (sl2 > 0) & (slx * slx * sum_l2 > sum_lx * sum_lx * sl2)
@@ -138,6 +142,7 @@ def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
         """Return the codes [size, n] of x under the inverse scale, at most nmax."""
         return np.minimum(nearest_product(iscale, x, fused), nmax)
 
+    # Try inverse scales near the obvious one.
     iscale = np.float32(nmax) / largest
     best = error(iscale, (nearest_product(iscale, x, fused) & 255).astype(np.float32))
     for step in (*range(-4, 0), *range(1, 5)):
@@ -146,6 +151,7 @@ def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
         better = found < best
         np.copyto(best, found, where=better)
         np.copyto(iscale, tried, where=better)
+    # Fit the scale to the best codes, after moving single codes.
     code = codes(iscale)
     q = code.astype(np.float32)
     sum_lx, sum_l2 = sum_of_products(w * x, q, fused), sum_of_products(w * q, q, fused)
@@ -176,6 +182,7 @@ def scale_and_min(
     `min` is what is subtracted, so never negative. `w` weighs the elements, `steps` are the scales
     tried. A group whose elements are all one negative number, or all zero, has scale 0 and codes 0.
     """
+    # From the smallest element, or 0, to the largest.
     low = np.take_along_axis(x, np.argmin(x, axis=0)[None], axis=0)[0]  # the first of equals
     high = x.max(axis=0)
     sum_w, sum_x = ordered_sum(w), sum_of_products(w[1:], x[1:], fused, start=w[0] * x[0])
@@ -196,6 +203,7 @@ def scale_and_min(
 
     code = codes(np.float32(nmax) / (high - low))
     best = error(scale, code.astype(np.float32), low)
+    # Try inverse scales; fit scale and min to the codes of each by least squares.
     first, step = np.float32(steps.first), np.float32(steps.step)
     for i in range(steps.count + 1):
         numerator = multiply_add(step, np.float32(i), first, fused) + np.float32(nmax)
@@ -216,6 +224,7 @@ def scale_and_min(
         np.copyto(best, found, where=better)
         np.copyto(scale, new_scale, where=better)
         np.copyto(bottom, new_bottom, where=better)
+    # Groups of one value have no scale.
     code[:, flat] = 0
     scale[flat] = 0
     np.copyto(bottom, low, where=flat)

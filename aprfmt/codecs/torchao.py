@@ -150,6 +150,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     raw = raw_of(NAME, parts, _MAIN, _CLASSES[kind])
     codes, values = codes_of(raw, known.bits, shape, known.values)
     encodings = _FLOAT if kind in _INTEGERS else ("F8_E4M3", "F8_E8M0", *_FLOAT)
+    # Scales by block, multiplied by the scale of the whole tensor.
     scale = scale_numbers(NAME, parts, _SCALE, encodings)
     held, table = scale
     held = _unswizzle(held, grid) if _has_swizzled_scales(config) else held.reshape(grid)
@@ -159,6 +160,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
         held, table = (
             (held * whole.reshape(()), None) if table is None else (held, table * whole.reshape(()))
         )
+    # Zero points and factors of columns are optional.
     block, zero, smooth = _block_size(config, shape), None, None
     if _ZERO in parts:
         stored = part_numbers(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)

@@ -94,6 +94,7 @@ def _converted(
     from aprfmt.conversion.run import WrittenTensor, tensor_outcome
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
+    # The user's options stay as given for the state of a resumable run.
     asked = options
     options = with_mixture(model, target, options)
     plan = build_plan(model, target, options)
@@ -106,6 +107,7 @@ def _converted(
     expected: dict[str, Any] | None = None
     if hashing:
         carried.metadata[HASH_KEY] = PLACEHOLDER
+    # Write nothing and estimate, or write, or take over what an earlier run published.
     if options.dry_run:
         from aprfmt.conversion.estimate import estimate_conversion
 
@@ -127,6 +129,7 @@ def _converted(
             )
         digest = hashed.result() if hashed is not None and hashed.recorded else None
         sizes = {path: path.stat().st_size for path in files}
+    # Report and verify.
     tensors = tuple(
         tensor_outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
     )
@@ -282,11 +285,13 @@ def _write(
 
     weights, folder = _places(target, dst)
     with begun or FileSet(force=options.force, folder=folder, ours=is_our_name) as files:
+        # Refuse to replace another model's files before anything is written.
         texts = texts_to_write(weights, folder, carried.texts, options.force)
         with _open_sink(model, target, weights, options, files) as sink:
             infos = _in_order(target, sink, plan)
             sink.plan(carried.metadata, infos)
             write_tensors(sink, infos, plan, written, options, begun, verifier, model.source.files)
+            # Wait for the other threads, then write the digest into the header.
             if not all(each is None or each.done() for each in (verifier, digest)):
                 files.sync()  # the disk ends its work while they end theirs
             if verifier is not None:
@@ -297,6 +302,7 @@ def _write(
                 digest.check()
             refuse_changed_source(model)
             paths = tuple(sink.files)
+        # Companion files, and the check of a resumable run before it is published.
         for path, text in texts.items():
             files.create(path).write(_utf8(path.name, text))
         beside = tuple(weights.parent / name for name in carried.texts)

@@ -201,10 +201,12 @@ class _Both:
 
         It says whether the tensor was copied, transformed, dropped or lost, and why.
         """
+        # What the source's tensor is.
         stored = view.stored[0]
         name = stored.parts[""].info.name if stored.parts else name
         item = self.read[name] if name in self.read else Item("tensor", name, "unread")
         kind = next((kind for kind in ("draft head", "tower") if kind in item.of), "tensor")
+        # Nothing in the copy: left out by a flag, not needed, or lost.
         found = self._answers(view.name)
         if not found:
             why = self.excused(name) or self.excused(view.name)
@@ -215,6 +217,7 @@ class _Both:
             if item.reading == "without effect":
                 return SourceItem(name, kind, "dropped", item.of)
             return SourceItem(name, kind, "lost", "the copy has no such tensor")
+        # Something in the copy: transformed if encoding or layout differs.
         encodings = "+".join(dict.fromkeys(one.encoding for one in found))
         names = ", ".join(dict.fromkeys(each for one in found for each in one.names))
         steps = {step for one in found for step in one.steps}
@@ -419,12 +422,14 @@ def omissions_by_flag(
     """
     told = {} if RECORD in removed else _record(source)
     found = {name: str(flag) for name, flag in told.items()}
+    # What single files store in keys.
     for name in embedded_files(source):
         keys = [key for key in removed if key == name or key.startswith(KEYS.get(name, name))]
         if keys:
             found[name] = f"--remove {keys[0]}"
         elif files_too:
             found[name] = ALONE
+    # Tensors, with the stored parts of packed weights.
     every = spellings_by_name(source) if drops else {}
     for name, view in source.items() if drops else ():
         spellings = (name, *view.names, *every.get(name, ()))
@@ -432,6 +437,7 @@ def omissions_by_flag(
         stored = [one.info.name for one in view.parts.values() or view.stored]
         gone = (each for each in stored if whole or any(match(each) for match in drops))
         found.update(dict.fromkeys(gone, "--drop"))
+    # Companion files, also those that nothing reads.
     there = [path.name for path in folder_files(source) if not path.is_dir()]
     unread = {name for name in there if file_row(name).reading == "unread"}
     for name in (*sidecar_names(source), *sorted(unread - {*sidecar_names(source)})):

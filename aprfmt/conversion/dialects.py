@@ -279,6 +279,7 @@ def choose_kept_codes(
         _check_alone(outputs, model, writer, options)
     kept: dict[str, GroupCounts] = {}
     reasons: dict[str, str] = {}
+    # Try to keep the codes of each weight in this dialect.
     for output in outputs if writer is not None else ():
         assert writer is not None
         if output.info.encoding != writer.encoding or output.source_encoding == writer.encoding:
@@ -288,6 +289,7 @@ def choose_kept_codes(
             reasons[output.info.name] = found
         else:
             kept[output.info.name] = found[1]
+    # Refuse changed values unless the options allow them.
     changed = {name: one for name, one in kept.items() if one.inexact}
     if changed and not options.allow_inexact:
         worst = max(changed, key=lambda name: changed[name].largest)

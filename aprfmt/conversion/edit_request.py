@@ -63,6 +63,7 @@ def parse_edits(
             f"{opened.path}: files of {opened.format} are read here, not written; convert it to "
             "safetensors, and set the value there"
         )
+    # The output must have the same format.
     try:
         target = resolve_format(opened, output, None).name
     except NoFormatError:
@@ -70,6 +71,7 @@ def parse_edits(
     if target != opened.format:
         wanted = " or ".join(FORMATS[opened.format].extensions)
         raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
+    # Values of a folder's text files are changed there, all others in the metadata.
     files = FolderEdits(opened) if has_text_files(opened) else None
     request = EditRequest({}, [], {}, files)
     for key in remove:
@@ -82,6 +84,7 @@ def parse_edits(
         if named in request.remove:
             raise UsageError(f"--remove {key}: is named twice; give one change of a key")
         request.remove.append(named)
+    # New values: split off the type, and parse the text by it.
     for left, text in changes:
         own = left if files is None else files.of_weights(left)
         key, kind = (left, "") if own is None else edits.split_type(own, opened)
@@ -99,6 +102,7 @@ def parse_edits(
             files.set(left, text)
         else:
             request.values[key] = edits.parse_value(opened, key, kind, text)
+    # Check what is removed, and find names that may be misspelled.
     edits.check_present(opened, request.remove)
     arch = request.values.get("general.architecture")
     also = [str(arch.value if isinstance(arch, TypedValue) else arch)] if arch is not None else []

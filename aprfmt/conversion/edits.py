@@ -56,10 +56,12 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
     An existing key with a colon in its name is not split. Raises UsageError for a type that the
     format does not have.
     """
+    # Take the text after the last colon, and count the brackets of arrays.
     key, colon, word = left.rpartition(":")
     depth = 0
     while word.endswith("[]"):
         word, depth = word[:-2], depth + 1
+    # All type names of all formats, long and short.
     every = {
         spelled: name
         for format in FORMATS.own
@@ -71,6 +73,7 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
     types = FORMATS[model.format].values.types
     if every.get(word) in types:
         return key, ARRAY * depth + every[word]
+    # No type of this format: an error where it looks like one.
     if types:
         names = ", ".join(map(short_name, types))
         raise UsageError(

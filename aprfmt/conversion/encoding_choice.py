@@ -49,6 +49,7 @@ def choose_encodings(
     `reasons` say why packed weights were not repacked. Raises ConversionError for encodings that do
     not exist, cannot be written, or that the target cannot hold.
     """
+    # Check the names that the user gave, and find the tensors of each --tensor pattern.
     asked = [options.encoding, *(e for _, e in options.tensor_encodings)]
     for wished in asked:
         if wished is not None and wished not in ENCODINGS:
@@ -65,12 +66,14 @@ def choose_encodings(
     writer = dialect_writer(options)
     written = "" if writer is None else writer.encoding
     for i, output in enumerate(outputs):
+        # What is asked for, else the source's encoding.
         wished = explicit.get(i) or _wish(output, options)
         if wished is None:
             wished = output.source_encoding
             widened = target.vectors_f32 and not options.generic
             if widened and _is_vector(output) and wished in PLAIN_FLOATS:
                 wished = "F32"
+        # Refuse what nothing here encodes, and collect what the target cannot hold.
         if wished not in (output.source_encoding, written) and (
             not find_encoding(wished).known or (wished in asked and not codec(wished).has_encoder)
         ):

@@ -61,6 +61,7 @@ class CarriedMetadata:
 
 def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> CarriedMetadata:
     """Return the target's metadata and texts; same-format conversions keep metadata verbatim."""
+    # Verbatim, or made for the target with the records of the conversion.
     if model.format == target:
         carried = CarriedMetadata(
             {key: value for key, value in model.typed.items() if not key.startswith("split.")},
@@ -73,6 +74,7 @@ def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> 
         carried.metadata.update(_identity(model))
         if all(output.copies for output in plan.outputs if is_quantized(output.source_encoding)):
             carried.metadata.update(_quantization_record(model))
+    # What encodings and the user's options change.
     _claim_packing(carried, model, plan.outputs, options)
     if any(not output.copies for output in plan.outputs) and model.format == target:
         _update_claims(carried, plan.outputs, target)
@@ -110,6 +112,7 @@ def _claim_packing(
     parts = {id(part) for tensor in model.values() for part in tensor.parts.values()}
     if not packed and (not parts or any(id(s) in parts for o in outputs for s in o.sources)):
         return  # nothing was packed, or packed weights are copied: the config already says so
+    # Remove what other tools recorded of the packing.
     claim, files = _claim(outputs, packed, options)
     carried.texts.pop(MODELOPT_FILE, None)
     carried.metadata = without_torchao_metadata(carried.metadata)
@@ -117,6 +120,7 @@ def _claim_packing(
     if isinstance(kept, str):
         plain = without_torchao_metadata(json_object(kept, f"{model.path}: {SAFETENSORS}"))
         carried.metadata[SAFETENSORS] = json.dumps(plain)
+    # Change config.json wherever it is: as a file, as one key, among other files.
     texts = [(carried.texts, "config.json"), (carried.metadata, "aprfmt.hf_config")]
     for place, key in texts:
         text = place.get(key)
@@ -321,6 +325,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
         "general.type": "model",
         "general.name": model_name(model),
     }
+    # Keys of an earlier GGUF stay unless the hyperparameters say otherwise.
     found.update(carried := _carried_gguf(model))
     heads = head_count_keys(spec, "gguf", hyper, plan.names)
     for key, value in {**write_hyper(spec, hyper, "gguf"), **heads}.items():
@@ -328,12 +333,14 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
             found[key] = value
     if not heads:
         found.pop(f"{spec.called['gguf'][0]}.nextn_predict_layers", None)
+    # Keys that follow from the encodings.
     if "general.file_type" not in carried or any(
         o.info.encoding != o.source_encoding for o in plan.outputs
     ):
         found["general.file_type"] = TypedValue(file_type(plan.outputs), "uint32")
     if any(find_encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
         found["general.quantization_version"] = TypedValue(2, "uint32")
+    # Tokenizer, configuration and companion files.
     found.update(to_gguf(model))
     found.update(restored_vocabulary(model, found))
     text = config_text(model) if own_config(model) else None
@@ -369,6 +376,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
             if not o.companion
         ),
     }
+    # Hyperparameters, tokenizer, configuration and companion files.
     found.update(write_hyper(model.spec, model.hyper, "apr"))
     found.update(to_apr(model))
     if config is not None and own_config(model):
@@ -376,6 +384,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     files = _small_files(model)
     if files:
         found[FILES_KEY] = json.dumps(files, ensure_ascii=False)
+    # What only a GGUF or safetensors has keys for is carried as JSON.
     if model.source.types:
         kept = _foreign_gguf(model)
         if kept is not None:

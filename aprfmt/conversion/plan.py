@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
 def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
     """Return the plan of a conversion; ConversionError for anything the target cannot hold."""
+    # Names stay where nothing is to be renamed or laid out anew.
     passthrough = options.arch == "none" or model.style in (None, target.style)
     if model.format == target.name:
         passthrough = True
@@ -78,12 +79,14 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
         passthrough = not any(relation.kind == "container" for relation in related)
         turned = _turned_names(model, related)
         passthrough = passthrough and not (turned and _wants_encoding(options))
+    # Check that the source is complete, and find weights to repack.
     plan = Plan([], model.style if passthrough else target.style, [], Restoration())
     plan.notes += [relation.note(model.path) for relation in related]
     drops = _drops(model, options)
     copied = passthrough and not _wants_encoding(options)
     check_complete(model, options, drops, known=model.format != target.name, copied=copied)
     repacking = find_repacks(model, target, options, copied=passthrough)
+    # Make the outputs, in the source's encodings.
     if passthrough:
         names = packed_names(model, target)
         plan.outputs = [
@@ -96,12 +99,14 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
             plan.outputs = joined_output(model, target, options, repacking)
     else:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
+    # Record what is left out.
     alone = options.arch == "none" and model.format != target.name
     plan.left_out = omissions_by_flag(model, drops, files_too=alone, removed=options.remove)
     plan.edited = edited_keys(model, options)
     plan.files_dropped = _dropped_files(model, drops)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
     plan.absent = missing_output_roles(model, plan, options, drops)
+    # Choose encodings, and refuse losses that were not asked for.
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
     check_exact(plan.outputs, repacking, options, model.path)
     plan.outputs = list(with_scale_tensors(plan.outputs, drops))
@@ -110,6 +115,7 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
     )
     plan.notes += check_fit(plan.outputs, options, model.path)
     check_importance(plan, options)
+    # Split packed weights into the tensors that store them.
     plan.outputs = split_into_parts(plan.outputs, model, target, options)
     _check_names(plan.outputs, target)
     return plan

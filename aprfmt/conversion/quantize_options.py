@@ -45,12 +45,14 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
 
     Raises UsageError for an unknown scheme, or for flags that need a scheme.
     """
+    # Refuse options that contradict each other.
     if options.quantize is None:
         if options.pure or options.imatrix is not None:
             raise UsageError("--pure and --imatrix need a quantization: name one with --type")
         return options
     if options.encoding is not None or options.choose is not None:
         raise UsageError("a quantization and an encoding for every weight exclude each other")
+    # Read the importance matrix, and make the mixture.
     matrix = None
     if options.imatrix is not None:
         from aprfmt.quantizing.imatrix import read_imatrix
@@ -62,6 +64,7 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
         raise UsageError(
             f"{mixture.scheme} uses no importance matrix: leave --imatrix out, or choose Q4_K_M"
         )
+    # Both become functions that are called for every tensor.
     return replace(
         options,
         choose=mixture.choose,
@@ -82,12 +85,14 @@ def model_mixture(model: Model, options: Options, imatrix: bool) -> Mixture:
     layers, heads and experts come from names and the GGUF's metadata.
     """
     assert options.quantize is not None
+    # From the architecture's tables.
     try:
         hyper, names = model.hyper, list(model.roles)
         heads, groups = hyper["n_heads"], hyper["n_kv_heads"]
         n_layers, n_experts = hyper["n_layers"], hyper["n_experts"]
         arch = model.spec.called.get("gguf", (model.spec.name,))[0]
     except ArchError:
+        # Without them: layers from the names, heads and experts from the GGUF's keys.
         names = list(model)
         arch = str(model.metadata.get("general.architecture", ""))
         layers = [layer for _, _, layer in map(base_name, names) if layer is not None]
@@ -159,6 +164,7 @@ def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list
     scheme = scheme_of(options.quantize)
     if scheme.arch:
         return []  # of one architecture, for its stacks of experts
+    # The matrices that the scheme would pack.
     patterns = [pattern for pattern, _ in options.tensor_encodings]
     every = [name for output in outputs for name in output.spellings]
     named = spelling_predicates(patterns, every, str(path)) if patterns else ()
@@ -172,6 +178,7 @@ def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list
     odd = [output for output in matrices if not fits_groups(scheme, output.info.shape)]
     if not odd:
         return []
+    # What does not fit, and which other scheme would.
     rows, columns = scheme.multiples
     first = odd[0].info
     other = fitting_schemes(scheme, [output.info.shape for output in matrices])
@@ -201,6 +208,7 @@ def check_requantization(
     """
     if options.allow_requantize:
         return
+    # Blocks that a layout step would cut, even without another encoding.
     cut = [
         output
         for output in outputs
@@ -215,6 +223,7 @@ def check_requantization(
             f"cut, decoded and quantized again: {_shown(cut)}; decode them with --encoding BF16 or "
             "--tensor PATTERN=F32, or accept it with --allow-requantize"
         )
+    # Quantized tensors that the scheme would quantize once more.
     if options.quantize is None:
         return
     again = [

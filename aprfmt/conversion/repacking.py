@@ -175,6 +175,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
 
     `copied` says that packed weights go to the target as the tensors they are stored in.
     """
+    # What the options ask for, and what the target holds.
     asked = _asked(model, options)
     packed = [view for view in model.values() if view.stored[0].parts]
     if not packed:
@@ -195,6 +196,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
         except AprfmtError as error:
             made[view.name] = error
 
+    # Choose the weights to repack; blocks with a scale tensor are only wrapped.
     for view in packed:
         tensor = view.stored[0]
         if copied and view.name not in asked and options.writer is None:
@@ -209,6 +211,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
         if options.choose is not None or not repack_targets(tensor.info.encoding):
             continue
         tasks.append(partial(make, view, allowed))
+    # Read the weights, remote ones by one thread alone.
     here = all(in_mapped_file(view.stored[0]) for view in packed)
     run(tasks, threads if here else 1)
     reasons: dict[str, str] = {}
@@ -278,6 +281,7 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
     """
     for output in outputs:
         yield output
+        # Numbers that the sources of copied blocks have in further tensors.
         held = [one for one in output.sources if isinstance(one, Substitute) and output.copies]
         stem = output.info.name.removesuffix(".weight")
         for name in dict.fromkeys(key for one in held for key in one.beside):
@@ -286,6 +290,7 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
                 for one in held
                 for part in _stored_beside(one.origin, name)
             }
+            # Leave out what --drop names, under its old or its new name.
             called = (f"{stem}.{name}", *stored)
             if stored and any(match(each) for match in drops for each in called):
                 continue

@@ -188,10 +188,12 @@ def encode_piece(
 ) -> "tuple[bytes | memoryview, ChangeCounts]":
     """Return (encoded bytes of some rows, counts of what that changed)."""
     target = output.info.encoding
+    # Packed rows that kernels encode without decoding them to memory.
     band = recodable_rows(output, piece)
     if band is not None:
         made, counts = _recoded(band, target, options)
         return (made if output.moved is None else _moved(output, band, made)), counts
+    # Others are decoded and encoded.
     values = piece.values()
     data = encode_rows(
         target,
@@ -202,6 +204,7 @@ def encode_piece(
         expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
         threads=options.threads or 0,
     )
+    # Count changes: from the bytes by a kernel, else by decoding them.
     threads, counts = options.threads or cpu_count(), ChangeCounts()
     if counts.add_encoded(values, target, data, find_encoding(target).block_size, threads):
         return data, counts

@@ -492,6 +492,7 @@ def write_tensors(
     """
     from aprfmt.conversion.resume_state import journal_entry, skip_if_written
 
+    # What is done after each tensor: journal, verifier, progress.
     by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
     total = sum(info.nbytes for info in infos)
     done = 0
@@ -521,9 +522,11 @@ def write_tensors(
             told(output)
         return found
 
+    # A remote source is read once, in its own order.
     if isinstance(sink, SequentialSink) and writes_in_source_order(sink, plan.outputs):
         write_in_source_order(sink, infos, by_name, source_files, options, whole, kept)
         return
+    # Otherwise in the plan's order: by workers, or here where one thread has to.
     with ExitStack() as stack:
         ahead = None
         if isinstance(sink, SequentialSink):

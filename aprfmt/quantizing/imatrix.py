@@ -223,6 +223,7 @@ def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> NDArray[
 
     `name` is that of its sums. Raises FormatError for missing counts, or sizes that do not fit.
     """
+    # Both tensors must exist, in F32.
     counted, label = tensors.get(name.removesuffix(_SUMS) + _COUNTS), shorten(name, 100)
     if counted is None:
         raise FormatError(
@@ -236,6 +237,7 @@ def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> NDArray[
                 "in an imatrix"
             )
         arrays.append(np.frombuffer(tensor.raw(), "<f4").astype(np.float32))
+    # One row of sums for each count.
     sums, counts = arrays
     if not counts.size or not sums.size or sums.size % counts.size:
         raise FormatError(

@@ -300,6 +300,7 @@ class Mixture:
         self._wide_v = arch in ARCHS_70B and n_layers == LAYERS_70B
         self._numbers: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
+        # Number the tensors of each kind by layer, then name.
         found = [base_name(name) for name in names]
         placed = {
             (-1 if at is None else at, base)

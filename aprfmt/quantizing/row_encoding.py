@@ -30,6 +30,7 @@ def encode_rows(
     with. `threads` 0 means every processor. Raises CodecError as the codecs do, and for an encoding
     that needs companion tensors.
     """
+    # Cut the rows into pieces that are worth a thread.
     workers = threads or cpu_count()
     columns = max(values.shape[-1] if values.ndim else 1, 1)
     rows = values.reshape(-1, columns)
@@ -37,6 +38,7 @@ def encode_rows(
     step = max(1, -(-len(rows) // workers), SMALLEST // columns)
     if encoding_row(encoding).flat:
         step = max(1, len(rows))  # blocks cross row ends
+    # A piece ends where another expert's importance begins.
     cuts: list[tuple[int, int, Any]] = []
     start = 0
     while start < len(rows):

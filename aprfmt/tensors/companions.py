@@ -227,6 +227,7 @@ def _find_dialect(
     except CodecError as error:
         fault(error)
         return {}
+    # Other dialects are tried too, so that a contradiction to config.json is found.
     others, said = unmistakable_dialects(rows), cache(partial(dialects_at, section))
     found: dict[str, FoundWeight] = {}
     for name in tensors:
@@ -402,6 +403,7 @@ def join_companions(
     """
     joined: dict[str, LazyTensor] = dict(tensors)
     tell = fault or _raise
+    # Join the weights that each family finds.
     for family in FAMILIES:
         for weight, found in family(tensors, config or {}, tell).items():
             parts = {suffix: tensors[stored] for suffix, stored in found.names.items()}
@@ -420,6 +422,7 @@ def join_companions(
             joined[weight] = JoinedTensor(info, parts, packed)
     if joined.keys() == tensors.keys() and not has_parts(joined):
         return joined
+    # A joined weight takes the place of its main part.
     order = {name: i for i, name in enumerate(tensors)}
     first = {
         name: order[tensor.parts[""].info.name] if tensor.parts else order[name]

@@ -177,11 +177,13 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
     """
     info = tensor.info
     check_inputs(tensor.parts)
+    # Weights that a dialect packs are decoded in bands.
     if tensor.decode is not None:
         try:
             return _of_bands(tensor)
         finally:
             tensor.drop()
+    # Others by native kernels, else in chunks.
     reference = codec(info.encoding)
     parts = raw_parts(tensor)
     check_numbers(parts)

@@ -72,13 +72,16 @@ def _check_forward(model: Model, ids: Sequence[int]) -> Any:
     Compared are float32, a changed last token, token by token, and a traced pass.
     """
     name = model.spec.name
+    # Finite logits that are not all equal, and near ones in float32.
     logits = _run(model, ids, "float64")
     assert np.isfinite(logits).all(), f"{name}: logits that are not finite"
     assert logits.std() > 0, f"{name}: all logits are equal"
     near(_run(model, ids, "float32"), logits, _FLOAT32, f"{name}: float32 against float64")
+    # A later token must not change earlier rows.
     changed = [*ids[:-1], (ids[-1] + 1) % int(model.hyper["vocab_size"])]
     other = _run(model, changed, "float64")
     near(other[:-1], logits[:-1], _FLOAT64, f"{name}: rows before a changed token")
+    # Token by token, and traced: the same logits, all points in order.
     backend = BACKENDS["numpy"]("cpu", "float64")
     kept = Kept()
     with Session.of(model, backend) as session:

@@ -124,6 +124,7 @@ def _check_damage(spec: FormatSpec, path: Path, folder: Path, seed: int) -> None
     """
     whole = path.read_bytes()
     damaged = folder / f"damaged{spec.extensions[0]}"
+    # Cut files must be refused.
     for sixteenth in range(16):
         damaged.write_bytes(whole[: len(whole) * sixteenth // 16])
         try:
@@ -133,6 +134,7 @@ def _check_damage(spec: FormatSpec, path: Path, folder: Path, seed: int) -> None
         except FormatError:
             continue
         raise AssertionError(f"{spec.name}: {sixteenth}/16 of a file open as if it were whole")
+    # Flip bits in the header and just behind it.
     rng = np.random.default_rng(seed)
     for _ in range(_FLIPS):
         data = bytearray(whole)

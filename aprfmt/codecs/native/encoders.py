@@ -39,6 +39,7 @@ class Encoder:
                 f"{self.name} rows must be a multiple of {self.block_size} elements, "
                 f"found {columns}"
             )
+        # Check the importance and the values, unless each element is a block.
         weights = None
         if self.block_size > 1:
             if importance is not None:
