@@ -121,7 +121,7 @@ class Encoding:
         return _width(self.row_layout)
 
     def row_bytes(self, shape: Sequence[int]) -> int | None:
-        """Return the bytes of one row (last axis), or None where rows are not separable."""
+        """Return the bytes of one row (last axis); None where rows are not whole blocks."""
         if self.flat or not self.known:
             return None
         row = shape[-1] if shape else 1
@@ -306,7 +306,7 @@ def all_encodings() -> RowsByKey[str]:
 
 @cache
 def _read_entry_points() -> None:
-    """Add the rows that other packages offer, once."""
+    """Add the rows that other packages offer to all tables, once; they replace none."""
     tables: tuple[tuple[str, RowsByKey[Any]], ...] = (
         ("name", ENCODINGS), ("ggml", BY_GGML), ("safetensors", BY_SAFETENSORS), ("apr", BY_APR),
         ("claim", BY_CLAIM),

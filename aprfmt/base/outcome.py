@@ -69,7 +69,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 for PASS, 1 for FAIL, 2 when nothing ran."""
+        """The exit code: 0 for PASS, 1 for FAIL, 2 for NOT_RUN."""
         return exit_code(self.outcome)
 
     def to_json(self) -> dict[str, Any]:

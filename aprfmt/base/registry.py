@@ -30,7 +30,7 @@ def load(target: str) -> Any:
 
 
 def lazy_function(target: str) -> Callable[..., Any]:
-    """Return a function that imports `"module:function"` and calls it, each time it is called."""
+    """Return a function that imports `"module:function"` when called, and calls it."""
     return lambda *args, **options: load(target)(*args, **options)
 
 

@@ -82,7 +82,10 @@ def codec(encoding: str) -> "Codec":
 
 
 def writable() -> list[str]:
-    """Return the encodings that weights can be stored in anew: those with an encoder."""
+    """Return the names of the float encodings that have an encoder.
+
+    Integers, booleans and complex numbers are left out: no weight is converted to them.
+    """
     whole = ("int", "uint", "bool", "complex")
     return [
         name

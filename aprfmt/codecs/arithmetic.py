@@ -29,7 +29,7 @@ MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: adding it leaves the integer in t
 
 
 def fma(a: Any, b: Any, c: Any) -> F32:
-    """Return a*b + c of float32 arrays (broadcasting), rounded once, as C's fmaf."""
+    """Return a*b + c of float32 arrays (broadcasting), rounded once, as C's fmaf does."""
     product = np.multiply(a, b, dtype=np.float64)
     total = np.asarray(product + c)
     result: F32 = np.asarray(total.astype(np.float32))
@@ -55,7 +55,10 @@ def _are_ties(total: F64) -> npt.NDArray[np.bool_]:
 
 
 def _rounding_error(a: Any, b: Any) -> F64:
-    """Return what float64 a + b lacks: a + b == (a + b rounded) + error, exactly (Knuth)."""
+    """Return the rounding error of a + b in float64: a + b == (a + b rounded) + error, exactly.
+
+    The method is Knuth's.
+    """
     total = a + b
     virtual = total - a
     error: F64 = (a - (total - virtual)) + (b - virtual)
@@ -150,10 +153,10 @@ def round_half_away(x: F32) -> F32:
 
 
 def to_int(x: F32) -> I32:
-    """Return x cut to an integer; 0 for what no int32 holds, as x86's conversion gives in a byte.
+    """Return x truncated to int32, and 0 where it does not fit.
 
-    The C source leaves that case undefined; it is met where a scale is so small that its
-    reciprocal overflows.
+    That is what x86's conversion gives in a byte. The C source leaves the case undefined; it is met
+    where a scale is so small that its reciprocal overflows.
     """
     fits = np.abs(x) < 2.0**31
     result: I32 = np.where(fits, x, 0).astype(np.int32)

@@ -39,7 +39,10 @@ def _recognizes(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the weight that these parts store."""
+    """Return the shape [out, in] of the weight that these parts store.
+
+    Raises UnsupportedError for another layout than gemm, CodecError for parts that do not fit.
+    """
     config_integer(NAME, config, "bits", (4,))
     layout = str(config.get("version", "gemm")).lower()
     if layout != "gemm":

@@ -67,7 +67,7 @@ class Codec:
         return self
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Fill `out` (1-D, C-contiguous, of `dtype`, one entry an element).
+        """Fill `out` (1-D, C-contiguous, of `dtype`) with the decoded elements of the parts `raw`.
 
         Raises CodecError when a part is missing or its length does not fit `out`.
         """
@@ -86,7 +86,7 @@ class Codec:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether `encode` makes bytes; many encodings are only read."""
+        """Whether `encode` can make bytes; many encodings can only be decoded."""
         return type(self).encode is not Codec.encode
 
     def with_options(self, **options: Any) -> "Codec":
@@ -335,7 +335,7 @@ class BlockCodec(Codec):
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
     ) -> Mapping[str, bytes]:
-        """Return whole blocks of float32 `x`; a flat codec pads the last one with zeros.
+        """Return {"": bytes} of float32 `x` in whole blocks; a flat codec pads the last with zeros.
 
         Raises CodecError for a NaN or an infinity, or rows that are not a whole number of blocks.
         """

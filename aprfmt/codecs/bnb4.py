@@ -152,7 +152,7 @@ class Bnb4Codec(Codec):
         return Coded(packed, absmax, code, state.blocksize, state.dtype)
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Fill `out` with float32 that the quant state's dtype holds exactly.
+        """Fill float32 `out` with the values, which the weight's dtype can hold exactly.
 
         Raises CodecError when a part is missing or lengths disagree.
         """

@@ -162,7 +162,7 @@ class _DialectRows:
 
 
 def _tile_counts(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
-    """Return how many tiles a shape has along each axis."""
+    """Return how many tiles a shape [..., rows, columns] has, as [..., down, across]."""
     return (*shape[:-2], -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1]))
 
 

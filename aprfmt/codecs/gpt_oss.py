@@ -32,7 +32,7 @@ def _recognizes(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the experts that these parts store."""
+    """Return the shape [experts, out, in] of the weight that these parts store; else CodecError."""
     shape = required_part(NAME, parts, "_blocks").shape
     if len(shape) != 4 or shape[3] != 16:
         raise CodecError(

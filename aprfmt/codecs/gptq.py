@@ -46,7 +46,10 @@ def _recognizes(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the weight that these parts store."""
+    """Return the shape [out, in] of the weight that these parts store.
+
+    Raises CodecError where bits and packed words do not fit.
+    """
     bits = config_integer(NAME, config, "bits", _BITS)
     shape = required_part(NAME, parts, ".qweight").shape
     if len(shape) != 2 or shape[0] * 32 % bits:

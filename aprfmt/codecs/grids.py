@@ -58,7 +58,7 @@ class Groups:
         return scale, zero, offset
 
     def numbers_of_codes(self) -> F32:
-        """Return the number of each of the sixteen codes, float32 [16]."""
+        """Return the numbers that the sixteen 4-bit codes stand for, float32 [16]."""
         found: F32 = f4.CODEC.values if self.codes == "e2m1" else _INTEGERS
         return found
 
@@ -104,9 +104,9 @@ class Groups:
 
 @dataclass(frozen=True)
 class GridWeight:
-    """A weight of `shape` [..., out, in] with its codes.
+    """A weight of `shape` [..., out, in] as codes and the numbers of its groups.
 
-    `codes(start, stop)` gives rows, uint8 [rows, in/2], the low nibble first; codes of eight bits
+    `codes(start, stop)` returns rows, uint8 [rows, in/2], the low nibble first; codes of eight bits
     are [rows, in].
     """
 

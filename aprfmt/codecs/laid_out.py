@@ -127,7 +127,7 @@ def _rows_together(held: Array | None, start: int, stop: int) -> Array | None:
 
 
 class GroupNumbers(NamedTuple):
-    """Numbers [matrices, down, across]: float32, or bytes and what each of them is.
+    """Numbers [matrices, down, across]: float32, or bytes with a table of their values.
 
     `table` is float32 [1, 256], or [matrices, 256] where the matrices differ.
     """

@@ -64,7 +64,7 @@ def _recognizes(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the weight that these parts store."""
+    """Return the shape [..., out, in] of the weight that these parts store; else CodecError."""
     bits = config_integer(NAME, config, "bits", _BITS)
     shape = required_part(NAME, parts, ".weight").shape
     if len(shape) < 2 or shape[-1] * 32 % bits:

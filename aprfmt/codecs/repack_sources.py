@@ -64,7 +64,7 @@ def _check_finite(name: str, suffix: str, held: Array) -> Array:
 
 
 def _check_four_bits(bits: object) -> None:
-    """Raise CodecError unless codes have four bits."""
+    """Raise CodecError unless `bits` is 4."""
     if bits != 4:
         raise CodecError(f"codes have {bits} bits, expected 4")
 

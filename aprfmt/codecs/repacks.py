@@ -198,5 +198,5 @@ def repack(packed: PackedWeight, source: str, targets: Container[str]) -> "Repac
 
 
 def repack_targets(source: str) -> tuple[str, ...]:
-    """Return the encodings that weights of an encoding can be repacked to."""
+    """Return the encodings to which weights of the encoding `source` can be repacked."""
     return tuple(row.target for row in REPACKS if row.source == source)

@@ -99,7 +99,10 @@ def _has_swizzled_scales(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the weight that these parts store."""
+    """Return the shape [..., out, in] of the weight that these parts store.
+
+    Raises CodecError for parts that contradict the metadata.
+    """
     main, allowed = required_part(NAME, parts, _MAIN), _CLASSES[_class_name(config)]
     if main.encoding not in allowed:
         raise CodecError(

@@ -109,7 +109,7 @@ def _along_inputs(source: GridWeight, settings: Settings) -> Array:
 
 
 def _along_outputs(source: GridWeight, settings: Settings) -> Array:
-    """Return qweight int32 [in, out / 8] in AWQ's order."""
+    """Return qweight int32 [in, out / 8]: words of eight outputs in AWQ's order."""
     outputs, inputs = source.shape
     made = np.empty((inputs, outputs // 8), "<i4")
     step = _ROWS

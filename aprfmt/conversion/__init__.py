@@ -347,7 +347,10 @@ def _utf8(name: str, text: str) -> bytes:
 
 
 def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
-    """Return the weights' path, and the folder if the output is a folder (HF), else None."""
+    """Return (path of the weights, folder of the output, or None for a single file).
+
+    Raises UsageError for a name without extension where the format writes no folders.
+    """
     if dst.suffix.lower() in target.extensions:
         return dst, None
     if target.weights_name is None:

@@ -43,7 +43,7 @@ class LatestGrid:
 
 @dataclass(eq=False)
 class DialectWeight(PackedWeight):
-    """One weight to be stored in a dialect's tensors."""
+    """One weight to be stored in a dialect's tensors, made when they are written."""
 
     writer: "Writer" = field(kw_only=True)
     settings: "Settings" = field(kw_only=True)

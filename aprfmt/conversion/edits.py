@@ -272,7 +272,7 @@ def _kind(value: Value) -> str:
 
 
 def _architectures(model: Model) -> list[str]:
-    """Return the prefixes of keys that concern this model's architecture."""
+    """Return the architecture's name as a list, the prefix of its keys; [] without one."""
     name = model.metadata.get("general.architecture")
     return [name] if isinstance(name, str) else []
 

@@ -347,7 +347,7 @@ def _at(held: Any, path: Sequence[str]) -> Any:
 
 
 def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the keys that lead to every value of nested objects."""
+    """Yield the path of keys, a tuple, to every value of nested objects."""
     if isinstance(held, dict):
         for key, value in held.items():
             yield (*outer, key)

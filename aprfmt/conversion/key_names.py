@@ -22,8 +22,8 @@ TEMPLATE_KEYS = (APR_CHAT_TEMPLATE, CHAT_TEMPLATE, TEMPLATE_FILE)
 def keys_of(model: "Model", key: str, style: str) -> tuple[str, ...]:
     """Return the keys of a style ("hf", "gguf", "apr") for the fact that `key` names.
 
-    `key` is a spelling of any style, or our name of the hyperparameter. Empty where it names no
-    fact that is known, or one that the style stores in another way (inverted, or computed).
+    `key` is a spelling of any style, or our name of the hyperparameter. The result is () where it
+    names no known fact, or one that the style stores in another way (inverted, or computed).
     """
     if key in TEMPLATE_KEYS:
         return {"gguf": (CHAT_TEMPLATE,), "apr": TEMPLATE_KEYS[:2]}.get(style, (TEMPLATE_FILE,))

@@ -60,7 +60,10 @@ class CarriedMetadata:
 
 
 def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> CarriedMetadata:
-    """Return the target's metadata and texts; same-format conversions keep metadata verbatim."""
+    """Return the target's metadata and text files, with what the options change.
+
+    A conversion to the same format keeps the metadata verbatim.
+    """
     # Verbatim, or made for the target with the records of the conversion.
     if model.format == target:
         carried = CarriedMetadata(
@@ -160,7 +163,7 @@ def _claim(
 
 
 def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
-    """Return the modules that transformers would expect to be packed, but are not."""
+    """Return the modules that transformers would pack as `packing`, but that are not packed."""
     mixture = Mixture(packing, (), n_layers=0)
     return [
         output.info.name.removesuffix(".weight")

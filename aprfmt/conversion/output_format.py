@@ -12,7 +12,10 @@ class NoFormatError(UsageError):
 
 
 def target_format(path: Path, to: str | None) -> FormatSpec:
-    """Return the format to write: `to`, else by extension; UsageError if they contradict."""
+    """Return the format to write: `to`, else the one of the path's extension.
+
+    Raises UsageError if they contradict, and NoFormatError where neither names a format.
+    """
     if to is not None:
         to = to.lower()
         if to not in FORMATS:
@@ -43,7 +46,7 @@ def has_extension(path: Path) -> bool:
 
 
 def resolve_format(model: Model, dst: Path, to: str | None) -> FormatSpec:
-    """Return the format to write; a folder without `to` keeps the source's."""
+    """Return the format to write: `to`, else by extension; for a folder the source's own."""
     if not has_extension(dst) and (to is not None or dst.is_dir() or model.folder is not None):
         own = FORMATS[model.format]
         return target_format(Path(), to) if to else own if own.writes else FORMATS[own.keys_like]

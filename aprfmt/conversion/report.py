@@ -95,7 +95,7 @@ class ConversionReport:
         """Return the verdict over the account of the source; None where nothing was read back.
 
         Its exit code is 1 where something of the source that nothing reads is not in the copy, and
-        no flag said so. `accept` are kinds of differences that the user accepts.
+        no flag said so. `accept` names items that may differ.
         """
         if self.verified is None:
             return None

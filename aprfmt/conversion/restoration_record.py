@@ -54,7 +54,7 @@ def _record_stored(model: Model, plan: Plan) -> None:
 
 
 def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tuple[LayoutStep, ...]:
-    """Return the steps between a target's stored tensor and the roles it holds."""
+    """Return the layout steps between a target's stored tensor and the roles it holds; or ()."""
     for group in stored_groups(model.spec, target.style, roles, model.hyper):
         return group.binding.steps
     return ()

@@ -97,7 +97,10 @@ class CollectedImatrix:
     chunk_size: int
 
     def write(self, path: Path, force: bool = False) -> None:
-        """Write llama.cpp's GGUF form; WriteError if `path` exists and `force` is not given."""
+        """Write the matrix to a file in llama.cpp's GGUF form.
+
+        Raises OutputError if `path` exists and `force` is not given.
+        """
         arrays = {}
         for name in sorted(self.entries):
             entry = self.entries[name]

@@ -435,7 +435,7 @@ def _dimensions(shape: tuple[int, ...]) -> int:
 
 
 def fitting_encoding(wanted: str, columns: int) -> str:
-    """Return `wanted`, or llama.cpp's fallback if `columns` is not a whole number of blocks."""
+    """Return `wanted` if `columns` is a whole number of its blocks, else llama.cpp's fallback."""
     for candidate in (wanted, FALLBACK.get(wanted, LAST_RESORT), LAST_RESORT):
         row = ENCODINGS[candidate]
         if row.flat or columns % row.block_size == 0:

@@ -92,9 +92,10 @@ def raw_sha256(tensor: LazyTensor) -> str:
 
 
 def decoded_sha256(values: "NDArray[Any]") -> str:
-    """Return the hex SHA-256 of a decoded array as the module's docstring defines it.
+    """Return the hex SHA-256 of an array's shape line and its widened little-endian values.
 
-    NaN payloads count: equal hashes mean equal bits of the widened values.
+    The line is the sizes with commas. Values are widened to float32, float64 or int64. NaN
+    payloads count: equal hashes mean equal bits of the widened values.
     """
     return sha256([_shape_line(values.shape), _widened(values)])
 

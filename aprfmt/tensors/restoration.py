@@ -102,7 +102,11 @@ def read_restoration(metadata: Mapping[str, Value], where: str) -> Restoration:
 
 
 def restore_bits(bits: Any, patch: Value, where: str) -> Any:
-    """Return `bits` (unsigned integers, any shape) with the recorded source bits put back."""
+    """Return a copy of `bits` with the recorded source bits put back.
+
+    `bits` are unsigned integers of any shape, `patch` is the record. Raises CodecError where the
+    record is damaged.
+    """
     import numpy as np
 
     result = bits.copy()

@@ -63,7 +63,7 @@ class RunBytes:
         return self._rows is not None
 
     def runs(self, start: int, stop: int) -> Iterator[ByteRun]:
-        """Yield the runs that bytes [start, stop) are made of."""
+        """Yield the runs, cut where needed, that bytes [start, stop) are made of."""
         i = bisect_right(self._ends, start)
         while start < stop and i < len(self._runs):
             run, began = self._runs[i], self._ends[i] - self._runs[i].nbytes
@@ -79,7 +79,7 @@ class RunBytes:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def locate(self, at: int) -> tuple[LazyTensor, int]:
-        """Return the stored tensor a byte belongs to, and its offset there."""
+        """Return (stored tensor, offset in it) of the byte at `at`."""
         run = next(self.runs(at, at + 1))
         return run.tensor, run.start
 

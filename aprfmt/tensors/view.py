@@ -142,7 +142,10 @@ class View:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles that are stored together with this one, itself included."""
+        """The roles stored in the same tensors as this one, itself included.
+
+        () for a stored tensor.
+        """
         return () if self.group is None else self.group.roles
 
     @property
@@ -235,7 +238,7 @@ class View:
         return whole.info.row_bytes if whole is not None and same else self.row_bytes
 
     def stored_runs(self) -> list[ByteRun]:
-        """Return the runs of everything it is stored in: all tensors, all their parts."""
+        """Return the runs of all bytes it is stored in: all tensors, all their parts."""
         return [run for tensor in self.stored for run in all_runs(tensor)]
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
@@ -347,7 +350,7 @@ class View:
         return 1, 0
 
     def undone(self, arrays: "list[NDArray[Any]]") -> "NDArray[Any]":
-        """Return this tensor of arrays of the stored tensors, with the layout steps undone."""
+        """Return this tensor's array: `arrays` of the stored tensors, their layout steps undone."""
         for step in self.layout:
             arrays = step.undo(arrays, self._hp)
         return arrays[self._index].reshape(self.shape)

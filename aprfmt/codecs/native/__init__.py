@@ -141,9 +141,9 @@ def check() -> Mapping[str, str]:
 
 
 def force(level: str) -> None:
-    """Use the kernels of one of LEVELS, or the best of them ("best").
+    """Switch all kernels to one of LEVELS, or to the best of them ("best"); meant for tests.
 
-    Meant for tests. Raises CodecError where the processor cannot run them.
+    Kernels are checked again. Raises CodecError where the processor cannot run them.
     """
     global CPU
     _kernels.force(level)

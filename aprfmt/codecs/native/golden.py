@@ -46,7 +46,7 @@ def values() -> "array[float]":
 
 @cache
 def importance() -> "array[float]":
-    """Return COLUMNS positive weights."""
+    """Return COLUMNS positive importances, the encoders' other input."""
     return array("f", [1 + byte for byte in raw_bytes(COLUMNS)])
 
 

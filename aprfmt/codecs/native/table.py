@@ -54,5 +54,5 @@ class CheckedTable(Mapping[K, V], Generic[K, V]):
         return sum(1 for _ in self)
 
     def forget(self) -> None:
-        """Check every row again before its next use."""
+        """Forget which rows passed, so that each is checked again before its next use."""
         self._passed.clear()
