@@ -1,4 +1,4 @@
-"""What every codec has in common: the base class, length checks, chunks and small arithmetic.
+"""The base classes of codecs, length checks, chunks and small arithmetic that all codecs share.
 
 A codec knows bytes and numbers, no file and no tensor name. The numpy functions here are the
 reference that every faster path is judged by.

@@ -1,9 +1,10 @@
-"""Which group of a compressed-tensors section a module belongs to.
+"""Find the group of a compressed-tensors section that a module belongs to.
 
 A target or an ignored name is a module's full name, a pattern after `re:` that matches at its
 start, or the name of a class. The order is compressed-tensors': a full name before a pattern, a
 pattern before a class. Class names are not in the file: `Embedding` is taken to be what is called
 so, every other class whatever else is stored packed.
+
 Source: compressed-tensors 0.20, utils/match.py and quantization/lifecycle/apply.py.
 """
 

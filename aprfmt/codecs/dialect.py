@@ -1,4 +1,4 @@
-"""What a dialect of packed weights is, and what decoding one needs.
+"""The type `Dialect`, one way of storing a packed weight in several tensors, and its readers.
 
 A dialect is a row: which stored names make one weight, which facts of config.json it needs, and
 how the numbers come out. Nothing is read here: whoever joins tensors hands in `Part`s. Results

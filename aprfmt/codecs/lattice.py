@@ -1,4 +1,4 @@
-"""The values that each element of a packed weight could have taken; error bounds go by them.
+"""Compute the values that each element of a packed weight could take; error bounds use them.
 
 Every code of a group has one value; neighbouring ones are a step apart. Both ends follow from
 decoding the weight with all codes at the lowest and at the highest, so that a dialect says no more

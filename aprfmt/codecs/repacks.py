@@ -1,4 +1,4 @@
-"""Repacks: a packed weight's codes and scales put into the blocks of another encoding, undecoded.
+"""Repack weights: put codes and scales into the blocks of another encoding, without decoding.
 
 One row a pair of encodings. The source side gives codes two a byte, the low nibble first, and the
 numbers of its groups; the target side puts both into blocks. Codes never change. A number of a
