@@ -1,4 +1,4 @@
-"""A batch of a trainer: token ids, labels and mask of an .npz, and the loss of every row.
+"""A trainer's batch: token ids, labels and mask of an .npz, and the loss of every row.
 
 Rows and tokens are counted from 0; row t of the logits predicts token t + 1. A label below 0
 (-100 in transformers and torch) is not scored.
@@ -47,10 +47,10 @@ class Batch:
     """Arrays [samples, tokens]; `label` [samples, tokens + 1] says which tokens are scored.
 
     `ids` has one column more, the token after the last where the labels hold it, else -1.
-    `logits` [samples, tokens, vocab] are the trainer's own, if the file has them. `document`
+    `logits` [samples, tokens, vocab] are the trainer's, if the file has them. `document`
     [samples, tokens] numbers the documents of a packed row from 0; the first token of each but the
-    first is no label, and `edges` says where the file's labels have it as one. `unread` are arrays
-    of the file that nothing here reads. `ends` are the ids that end a turn or a text;
+    first is no label, and `edges` says how many such tokens the file has labels for. `unread` are
+    arrays of the file that nothing here reads. `ends` are the ids that end a turn or a text;
     `labels_given` and `mask_given` say whether the file has these arrays.
     """
 
@@ -69,14 +69,14 @@ class Batch:
 
     @property
     def documents(self) -> int:
-        """How many documents the rows hold; a row that is not packed is one."""
+        """The number of documents in all rows; a row that is not packed is one."""
         if self.document is None:
             return len(self.mask)
         return int((self.document.max(1) + 1).sum())
 
     @property
     def starts(self) -> NDArray[np.bool_]:
-        """Where a document begins behind another in its row, [samples, tokens + 1]."""
+        """Mask [samples, tokens + 1] of the first token of each document but a row's first."""
         found = np.zeros(self.label.shape, bool)
         if self.document is not None:
             found[:, 1:-1] = np.diff(self.document, axis=1) > 0
@@ -84,23 +84,23 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """The length of a row, padding included."""
+        """The number of tokens of a row, padding included."""
         return int(self.mask.shape[1])
 
     @property
     def scored(self) -> int:
-        """The number of labels that a row predicts: the first token of a sample is none."""
+        """The number of labels that a row predicts; no row predicts a sample's first token."""
         return int(self.label[:, 1:].sum())
 
     @property
     def is_end(self) -> NDArray[np.bool_]:
-        """Which tokens end a turn or a text, [samples, tokens + 1]."""
+        """Mask [samples, tokens + 1] of the tokens that end a turn or a text."""
         return np.isin(self.ids, sorted(self.ends))
 
 
 @dataclass(frozen=True)
 class EndCounts:
-    """How often an id ends a scored text, how often it is a label there, and what is not known.
+    """How often an id ends a scored text (`places`), and is a label there (`scored`).
 
     `unknown` counts the ends that may be padding of the same id. `padding` says that the batch is
     padded with the id.
@@ -117,10 +117,10 @@ class EndCounts:
 class ScoredSample:
     """The losses in nats of one sample's rows, float64 [AHEAD, tokens]; NaN where none was run.
 
-    Entry k of row t is the loss of token t + k. `whole` are those of a pass over the padding as
-    well, which attends to what stands before; the same array where there is no padding. Of a packed
-    row `joined` are those of passes in which its documents see each other, by what their positions
-    do; None of a row that is one document.
+    Entry k of row t is the loss of token t + k. `whole` are those of a pass that includes the
+    padding, whose tokens attend to the padding before them; the same array where there is no
+    padding. For a packed row `joined` has {how positions count: losses} of passes in which its
+    documents see each other; None for a row that is one document.
     """
 
     nats: Numbers
@@ -129,10 +129,11 @@ class ScoredSample:
 
 
 def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
-    """Read ids, labels, mask and logits of an .npz; labels default to all tokens of the mask.
+    """Return the batch of an .npz: ids, labels, mask and logits.
 
-    `ends` are the ids that end a turn or a text of the model. Raises FormatError for arrays that
-    do not form a batch, or labels that are not its tokens.
+    Labels default to all tokens of the mask. `ends` are the ids that end a turn or a text of the
+    model. Raises FormatError for arrays that do not form a batch, or labels that are not its
+    tokens.
     """
     with ExitStack() as stack:
         file = NpzFile(path, stack)
@@ -203,9 +204,10 @@ ENDS_TOGETHER = 2  # tokens: `<|im_end|>`, a line feed, `<|endoftext|>` are one 
 def count_turn_ends(batch: Batch) -> list[EndCounts]:
     """Return, for each id that ends a turn, how many ends of scored text are labels.
 
-    An end counts where the token before it is a label: that of a prompt is not to be scored. Of
-    several ends that follow each other one label is enough. Padding whose id ends a turn hides
-    where a text ends: such an end is unknown where it is not scored.
+    An end counts where the token before it is a label, for the end of a prompt is not to be scored.
+    Of several ends that follow each other one label is enough. Padding whose id ends a turn hides
+    where a text ends: such an end is unknown where it is not scored. Ids that end no text are left
+    out.
     """
     samples = len(batch.ids)
     end, label = batch.is_end & (batch.ids >= 0), batch.label
@@ -267,7 +269,11 @@ def _document_numbers(
 def _document_starts(
     path: Path, name: str, values: Numbers, mask: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return at which tokens an array says that a document begins."""
+    """Return a mask [samples, tokens]: where the array `name` says that a document begins.
+
+    It is a list of cumulative lengths, positions, or document numbers, by its name. Raises
+    FormatError for values that are none of these.
+    """
     if name not in LENGTHS:
         rows = _check_integers(path, name, values, mask.shape)
         steps = np.diff(rows, axis=1)
@@ -289,7 +295,10 @@ def _document_starts(
 
 
 def _read_array(file: NpzFile, name: str, known: tuple[str, ...]) -> Numbers | None:
-    """Return a known array of a batch's file, None where it has none."""
+    """Return the array of a file that has one of the `known` names, None if it has none.
+
+    Raises FormatError if it has two; `name` is what messages call it.
+    """
     there = [key for key in known if key in file.arrays]
     if len(there) > 1:
         raise FormatError(f"{file.path}: holds {' and '.join(there)}; expected one array of {name}")
@@ -299,7 +308,10 @@ def _read_array(file: NpzFile, name: str, known: tuple[str, ...]) -> Numbers | N
 def _check_integers(
     path: Path, name: str, values: Numbers, shape: tuple[int, ...] | None = None
 ) -> NDArray[np.int64]:
-    """Return an array as int64 of a shape; FormatError for anything else."""
+    """Return an array as int64 [samples, tokens]; FormatError for other types or shapes.
+
+    One axis is taken for one sample. `shape` is what it must be, None for any.
+    """
     wide = values[None] if values.ndim == 1 else values
     kinds = "iub" if name == "mask" else "iu"
     if wide.dtype.kind not in kinds or wide.ndim != 2 or not wide.size:
@@ -324,9 +336,10 @@ def _check_vocabulary(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
 def _label_shift(
     path: Path, ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> int:
-    """Return how far ahead of its place a label's token stands: 0 or 1, or a mistake of the file.
+    """Return how many tokens ahead of its place a label's token is: a key of SHIFTS.
 
-    Only labels of no padding count. FormatError where no distance fits all of them.
+    0 or 1 is right, others are mistakes of the file. Labels of padding do not count. Raises
+    FormatError where no distance fits all labels.
     """
     wrong: dict[int, tuple[int, int]] = {}
     for shift in SHIFTS:
@@ -346,7 +359,10 @@ def _label_shift(
 def _token_label_pairs(
     ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (tokens, labels) that stand against each other under a shift, ends cut off."""
+    """Return (tokens, labels) that belong together under a shift, ends cut off.
+
+    Labels of padding are -100.
+    """
     kept = np.where(mask, labels, -100)
     if shift < 0:
         return ids[:, :shift], kept[:, -shift:]
@@ -357,7 +373,10 @@ def _token_label_pairs(
 def _align_labels(
     ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the ids with the one after the last, and which of them are labels."""
+    """Return (ids [samples, tokens + 1], mask of the same shape of ids that are labels).
+
+    The last column is the token after the last where labels hold it, else -1.
+    """
     samples, tokens = ids.shape
     longer = np.concatenate([ids, np.full((samples, 1), -1, np.int64)], 1)
     label = np.zeros(longer.shape, bool)
@@ -373,9 +392,9 @@ def _align_labels(
 
 
 def other_packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
-    """Yield (in words, the batch) for ways in which a trainer packs the samples of a batch.
+    """Yield (description, batch) for ways in which a trainer packs the samples of a batch.
 
-    Samples follow each other in their order: all in one row, or in rows of the batch's own width.
+    Samples follow each other in their order: all in one row, or in rows of the batch's width.
     Nothing where the rows are packed already, or hold one sample.
     """
     lengths = batch.mask.sum(1)
@@ -393,7 +412,7 @@ def other_packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
 
 
 def _pack_rows(batch: Batch, rows: list[list[int]]) -> Batch:
-    """Return a batch whose rows hold these samples one after the other."""
+    """Return a batch whose rows hold the listed samples one after the other, without padding."""
     lengths = batch.mask.sum(1)
     width = max(int(lengths[row].sum()) for row in rows)
     ids = np.zeros((len(rows), width + 1), np.int64)
@@ -455,7 +474,7 @@ def _losses_of_pass(
 ) -> Numbers:
     """Return losses [AHEAD, stop - first] of a pass over tokens [first, stop).
 
-    `places` are the positions of the tokens, where they do not count on.
+    `places` are the positions of the tokens, None to count from 0.
     """
     most = rows_at_once(int(session.hp["vocab_size"]))
     tokens = [int(i) for i in ids[first:stop]]
@@ -465,7 +484,11 @@ def _losses_of_pass(
 
 
 def losses_ahead(parts: Any, ids: NDArray[np.int64], first: int) -> Numbers:
-    """Return losses [AHEAD, rows]; entry k of the row of token t is the loss of token t + k."""
+    """Return losses [AHEAD, rows]; entry k of the row of token t is the loss of token t + k.
+
+    `parts` yield logits [n, vocab], together those of the tokens from `first` on. A loss is NaN
+    where there is no token. Raises UsageError without any logits.
+    """
     found = []
     at = first
     for part in parts:

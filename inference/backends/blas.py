@@ -22,7 +22,7 @@ _PREFIXES = ("scipy_openblas", "openblas")
 
 @cache
 def _openblas_functions() -> tuple[Any, Any] | None:
-    """Return OpenBLAS's functions (get, set); None if numpy uses another BLAS."""
+    """Return OpenBLAS's functions (get threads, set threads); None if numpy uses another BLAS."""
     package = Path(np.__file__).parent
     folders = (package.parent / "numpy.libs", package / ".dylibs", package.parent / "numpy.dylibs")
     for library in sorted(path for folder in folders for path in folder.glob("*openblas*")):

@@ -1,7 +1,7 @@
-"""Routing on a device: the experts' rows in blocks.
+"""Expert routing in torch on a device: the experts' rows in blocks.
 
-Every shape follows from the numbers of tokens and experts, so nothing waits for the choice and a
-pass can be recorded.
+Every shape follows from the numbers of tokens and experts, so nothing waits for the choice and
+a pass can be recorded.
 """
 
 import torch
@@ -11,12 +11,13 @@ from aprfmt.inference.blocked import block_shape
 
 
 def in_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int) -> ExpertBlocks:
-    """Return the rows of the experts chosen [tokens, used] with these weights."""
+    """Return the blocks of rows of chosen experts and their weights, both [tokens, used]."""
     tokens, used = experts.shape
     count, size = block_shape(tokens, used, n_experts)
     device, flat = experts.device, experts.reshape(-1)
 
     def numbers(length: int) -> torch.Tensor:
+        """Return 0 to length - 1 on the device."""
         return torch.arange(length, device=device)
 
     of_pair, order = torch.sort(flat, stable=True)

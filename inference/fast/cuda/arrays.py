@@ -41,7 +41,7 @@ def flat(x: Any, dtype: str | None = None) -> Flat:
 
 
 class _Stream:
-    """A stream as launches need it."""
+    """A raw stream handle with the attribute `ptr`, which CuPy's launches read."""
 
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
@@ -49,5 +49,5 @@ class _Stream:
 
 @lru_cache(maxsize=64)
 def stream_of(ptr: int | None) -> Any | None:
-    """Return a stream object for a raw stream handle; None is cupy's current stream."""
+    """Return an object with `ptr` for a raw stream handle; None for None, cupy's current stream."""
     return None if ptr is None else _Stream(ptr)

@@ -39,7 +39,7 @@ def cupy() -> Any:
 
 @cache
 def source(*names: str) -> str:
-    """Return the text of kernel files of this folder, joined in order."""
+    """Return the text of kernel files of this folder, joined in order, with #line marks."""
     folder = files("aprfmt.inference.fast.cuda")
     return "\n".join(
         f'#line 1 "{name}"\n' + (folder / name).read_text(encoding="utf-8") for name in names
@@ -81,7 +81,10 @@ def _compiled(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> by
 
 
 def _keep(path: Path, code: bytes) -> None:
-    """Write a file atomically; if the folder cannot be written, the next run compiles again."""
+    """Write `code` to `path` atomically, and return nothing.
+
+    If the folder cannot be written the error is ignored: the next process compiles again.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -93,7 +96,10 @@ def _keep(path: Path, code: bytes) -> None:
 
 @cache
 def _module(device: int, names: tuple[str, ...], defines: tuple[str, ...]) -> Any:
-    """Return a module loaded on the current device."""
+    """Return CuPy's module of the kernel files `names`, compiled and loaded on device `device`.
+
+    It is loaded on the current device, which must be this one. `defines` are texts for `#define`.
+    """
     arch = str(cupy().cuda.Device(device).compute_capability)
     loaded = cupy().cuda.function.Module()
     loaded.load(_compiled(names, defines, arch))
@@ -104,7 +110,10 @@ def _module(device: int, names: tuple[str, ...], defines: tuple[str, ...]) -> An
 def _function(
     device: int, names: tuple[str, ...], name: str, defines: tuple[str, ...], shared: int
 ) -> Function:
-    """Return a kernel loaded on a device; a call takes a few microseconds."""
+    """Return the kernel `name` of kernel files `names`, loaded on a device; loaded once.
+
+    `shared` is the largest dynamic shared memory of a launch in bytes; 0 leaves CUDA's 48 KiB.
+    """
     found = _module(device, names, defines).get_function(name)
     if shared:
         limit = min(shared, int(attributes(device)["MaxSharedMemoryPerBlockOptin"]))
@@ -116,16 +125,18 @@ def _function(
 def function(
     names: tuple[str, ...], name: str, defines: tuple[str, ...] = (), *, shared: int = 0
 ) -> Function:
-    """Return a kernel on the current device. Integers are passed as int64, floats as double.
+    """Return a kernel on the current device, to be called as kernel(grid, block, args).
 
-    `shared` is the largest dynamic shared memory of a launch, needed if above 48 KiB.
+    Integers are passed as int64, floats as double. `names` are the kernel files, `defines` texts
+    for `#define`. `shared` is the largest dynamic shared memory of a launch in bytes, needed if
+    above 48 KiB.
     """
     return _function(cupy().cuda.runtime.getDevice(), names, name, defines, shared)
 
 
 @cache
 def attributes(device: int) -> Mapping[str, int]:
-    """Return a device's attributes by CUDA's names (MultiProcessorCount ...)."""
+    """Return {attribute name: number} of a device, by CUDA's names (MultiProcessorCount ...)."""
     found: Mapping[str, int] = cupy().cuda.Device(device).attributes
     return found
 
