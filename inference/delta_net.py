@@ -6,9 +6,10 @@ from aprfmt.inference.short_conv import window_of
 
 
 def delta_net(c: Context, layer: int, x: Array) -> Array:
-    """Return a layer's mixed tokens, heads joined, before the output product: `delta_norm`.
+    """Return a gated delta net's result, heads joined, before the output product.
 
-    The convolution and the state go on from the cache, where there is one.
+    That is the point `delta_norm`. The convolution and the state continue from the cache, where
+    there is one.
     """
     hp, b = c.hp, c.backend
     key_heads, value_heads = int(hp["delta_key_heads"]), int(hp["delta_value_heads"])

@@ -52,9 +52,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Carried:
-    """What one stage of a pass gives to the next: the stream, and what later layers need
-    besides.
-    """
+    """What one stage of a pass gives to the next: the stream, and what later layers share."""
 
     stream: Array
     state: PassState
@@ -129,7 +127,7 @@ class _FastHyper(dict[str, Value]):
         self._table = table
 
     def __missing__(self, name: str) -> Value:
-        """Raise the table's error for a missing hyperparameter, or return what it computes."""
+        """Return the table's value of a name that was not copied; it raises for a missing one."""
         return self._table[name]
 
 

@@ -16,15 +16,18 @@ TINY = 1e-5  # keeps the last layer's slopes above zero
 
 
 def slopes(heads: int, layer: int, layers: int) -> Numbers:
-    """Return how fast each head of a layer forgets [heads]: later heads and layers do less."""
+    """Return how fast each head of a layer forgets [heads], float64.
+
+    Later heads and layers forget less.
+    """
     factor = 1 - layer / (layers - 1 + TINY) + TINY
     return 2.0 ** (-8.0 / heads * np.arange(1, heads + 1)) * factor
 
 
 def lightning(c: Context, layer: int, x: Array) -> Array:
-    """Return a layer's mixed tokens, heads joined, before the output product: `lightning_gated`.
+    """Return lightning attention's result, heads joined, before the output product.
 
-    The state goes on from the cache, where there is one.
+    That is the point `lightning_gated`. The state continues from the cache, where there is one.
     """
     hp, b = c.hp, c.backend
     heads, tokens = int(hp["n_heads"]), len(x)

@@ -183,7 +183,7 @@ class MeanLoss:
 
     @property
     def perplexity(self) -> float:
-        """e to the power of the loss; infinite from 700 nats on."""
+        """The perplexity, e to the power of the loss; infinite from 700 nats on."""
         return math.exp(self.nats) if self.nats < 700 else math.inf
 
     @property

@@ -59,6 +59,7 @@ def page() -> str:
 
 
 def _names(names: Sequence[Name]) -> str:
+    """Return names as Markdown code, joined by commas; "the layer" for the layer's result."""
     return ", ".join(f"`{name}`" if name.text or name.role else "the layer" for name in names)
 
 

@@ -179,7 +179,7 @@ class StoredRows:
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
         """Return the stored bytes of rows [start, stop); permuted rows are gathered.
 
-        None if a layout step changes the bytes, or rows have no bytes that end with them.
+        None if a layout step changes the bytes, or rows share bytes.
         """
         data, size = self._tensor.data, self._tensor.row_bytes
         if data is None or size is None or len(data) != size * matrix_shape(self.shape)[0]:

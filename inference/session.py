@@ -243,8 +243,9 @@ class Session:
         return logits
 
     def logits(self, ids: Sequence[int], recorder: Recorder | None = None) -> Numbers:
-        """Return logits [tokens, vocab] of a whole sequence; the session's sequence is not
-        changed.
+        """Return logits [tokens, vocab] of a whole sequence.
+
+        The session's sequence and cache are not changed.
         """
         check_predicts(self.spec, self.weights.subject)
         return self.backend.to_numpy(self._once(ids, recorder, "all"))

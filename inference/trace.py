@@ -307,9 +307,7 @@ class Tracer:
         return False
 
     def _read(self) -> None:
-        """Add the statistics that were computed on the device; records after the end are
-        dropped.
-        """
+        """Add statistics that were computed on the device; drop records after the trace's end."""
         if self._pending is None:
             return
         measured: dict[str, Record] = {}

@@ -48,7 +48,7 @@ ARBITER = DeviceChoice("arbiter", "numpy", "cpu", "float64", "float64 arbiter")
 def compare_choices(
     model: Model, choices: Sequence[DeviceChoice], request: ParityRequest, base: Model | None = None
 ) -> Parity:
-    """Run `model` once for each choice and compare the others with the first.
+    """Return the comparison of all runs of `model` with the first, one run for each choice.
 
     `base` is the model before quantization: the reference runs it too, for the distance that
     quantization alone makes. Raises UsageError for fewer than two runs, BackendUnavailableError
@@ -117,13 +117,16 @@ class RunResult:
 
 
 def plain_rows(tokens: int) -> range:
-    """Return the rows whose logits are computed without a recorder too."""
+    """Return the last rows, whose logits are computed without a recorder too."""
     return range(max(0, tokens - PLAIN_ROWS), tokens)
 
 
 @contextmanager
 def run_once(model: Model, choice: DeviceChoice, request: ParityRequest) -> Iterator[RunResult]:
-    """Run one choice on the request's ids; yields its trace. Logits are of every row."""
+    """Yield the trace of one run of the request's ids, and logits of its fused form.
+
+    The trace has logits of every row.
+    """
     asked = request.on(choice)
     with opened(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
         rows = list(plain_rows(len(request.ids)))
@@ -132,7 +135,7 @@ def run_once(model: Model, choice: DeviceChoice, request: ParityRequest) -> Iter
 
 
 def _run_facts(choice: DeviceChoice, trace: Trace, request: ParityRequest) -> RunFacts:
-    """Return what a report says of a run."""
+    """Return what a report says about a run: what ran, where, on which weights."""
     backend: Any = trace.run.get("backend")
     unknown: Any = trace.run.get("unknown")
     via: Any = trace.run.get("via")
@@ -156,7 +159,7 @@ def _compare_pair(
     index: int,
     request: ParityRequest,
 ) -> RunPair:
-    """Compare one run with the first."""
+    """Return the comparison of run number `index` with the first."""
     a, b = ran[0].trace, ran[index].trace
     flips = compare_experts(a, b)
     moe = bool(model.hyper["n_experts"])
@@ -219,7 +222,11 @@ def _compare_pair(
 def _judge_amplified(
     model: Model, first: DeviceChoice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
 ) -> OperationResiduals | None:
-    """Judge the operations where a point is beyond; None unless all are right, or NaN is there."""
+    """Return the residuals of the run's operations if all are right, though a point is beyond.
+
+    Then the difference is amplified rounding. None if no point is beyond, an operation is wrong, or
+    a NaN is on one side.
+    """
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
     if diff.first is None or first.is_engine or broken:
         return None
@@ -236,12 +243,11 @@ def compare_runs(
     moe: bool,
     positions: bool = False,
 ) -> tuple[TraceDiff, dict[str, int]]:
-    """Compare `a` with the reference `b`; rows behind an explained expert flip are left out.
+    """Return (comparison of `a` with the reference `b`, {key: position its rows end before}).
 
-    A token that rounding sent to other experts is another computation from there on, and so is
-    every token that attends to it: only earlier positions are compared behind that layer.
-    Returns the comparison, of each position too with `positions`, and by key the position its rows
-    end before.
+    Rows after an explained expert flip are left out. A token that rounding sent to other experts is
+    another computation from there on, and so is every token that attends to it: only earlier
+    positions are compared after that layer. With `positions` each position is compared too.
     """
     limits: dict[int, int] = {}
     for flip in flips:
@@ -255,7 +261,10 @@ def compare_runs(
 
 
 def _comparable_rows(key: str, limits: Mapping[int, int]) -> int | None:
-    """Return the position that comparable rows of a key end before, None for all rows."""
+    """Return the position that comparable rows of a key end before, None for all rows.
+
+    `limits` are the first flipped positions by layer.
+    """
     name = key.rpartition(".")[2]
     if not limits or name.startswith("embd"):
         return None
@@ -275,7 +284,10 @@ def _comparable_rows(key: str, limits: Mapping[int, int]) -> int | None:
 def measure_run_distance(
     of: int, what: str, run: Trace, exact: Trace, request: ParityRequest
 ) -> RunDistance:
-    """Return how far a run is from another by point, and by how much its loss differs."""
+    """Return how far a run is from another by point, and by how much its loss differs.
+
+    `of` is the run's number, `what` names the other run.
+    """
     found: dict[str, float] = {}
     for key in common_keys(run, exact):
         x, y = run.values(key), exact.values(key)
