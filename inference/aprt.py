@@ -133,6 +133,7 @@ def load_aprt(folder: Path) -> Trace:
             )
         known = None if facts is None else _facts_of_stage(path, folder, facts)
         data = read_aprt(path, layer, "" if known is None else known.sha256)
+        # Without facts the shape is the count, and positions are not known.
         point = _JOINED[points] if len(points) > 1 else points[0]
         key = key_name(point, layer)
         record = Record(point, layer, data.shape, None, "float32", None, "", compute_stats(data))

@@ -145,6 +145,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         }
         names = {name for known in NAMES.values() for name in known} | set(packed)
         unread = tuple(sorted(set(file.arrays) - names))
+    # The ids, and a mask whose padding is at the ends of rows only.
     ids = found["ids"]
     if ids is None:
         raise FormatError(
@@ -163,6 +164,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
                 f"{path}: mask of sample {sample} has a hole between tokens {inside[0]} and "
                 f"{inside[-1]}; expected padding at the ends only"
             )
+    # Labels, by default every token of the mask, and logits of the same rows.
     given = found["labels"]
     labels = (
         np.where(mask, ids, -100)
@@ -177,6 +179,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
                 f"{path}: logits {list(logits.shape)} of {logits.dtype}; expected "
                 f"{[*ids.shape, vocab]} of floats"
             )
+    # Whether labels are the tokens or the next ones, and where documents of a row begin.
     shift = _label_shift(path, ids, labels, mask)
     longer, label = _align_labels(ids, labels, mask, shift)
     document = _document_numbers(path, packed, mask)
@@ -194,6 +197,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         given is not None,
         found["mask"] is not None,
     )
+    # The first token of a document is no label: no row of its document predicts it.
     edges = int((label & batch.starts).sum()) if given is not None else 0
     return replace(batch, label=label & ~batch.starts, edges=edges)
 
@@ -209,16 +213,19 @@ def count_turn_ends(batch: Batch) -> list[EndCounts]:
     where a text ends: such an end is unknown where it is not scored. Ids that end no text are left
     out.
     """
+    # Ends of scored text: the token before is a label, and no document begins with the end.
     samples = len(batch.ids)
     end, label = batch.is_end & (batch.ids >= 0), batch.label
     real = np.append(batch.mask, label[:, -1:], axis=1)
     places = np.zeros(end.shape, bool)
     places[:, 1:] = end[:, 1:] & label[:, :-1] & ~batch.starts[:, 1:]
     scored = end & label
+    # Of ends that follow a scored end closely only those scored themselves count.
     near = np.zeros(end.shape, bool)
     for back in range(1, ENDS_TOGETHER + 1):
         near[:, back:] |= scored[:, :-back]
     places &= ~near | scored
+    # Without a mask, a run of equal tokens at the end of a row may be padding.
     padding = ~real
     if not batch.mask_given:
         for sample in range(samples):
@@ -241,8 +248,9 @@ def count_turn_ends(batch: Batch) -> list[EndCounts]:
 def _document_numbers(
     path: Path, packed: Mapping[str, Numbers], mask: NDArray[np.bool_]
 ) -> NDArray[np.int64] | None:
-    """Return the number of each token's document in its row; None where no row holds several.
+    """Return the number of each token's document in its row [samples, tokens], from 0.
 
+    None where no row holds several documents. `packed` are the file's arrays that mark documents.
     Raises FormatError for arrays of another size, and for two that mark other documents.
     """
     said: dict[str, NDArray[np.bool_]] = {}
@@ -269,10 +277,10 @@ def _document_numbers(
 def _document_starts(
     path: Path, name: str, values: Numbers, mask: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return a mask [samples, tokens]: where the array `name` says that a document begins.
+    """Return a mask [samples, tokens] of the tokens at which a document begins.
 
-    It is a list of cumulative lengths, positions, or document numbers, by its name. Raises
-    FormatError for values that are none of these.
+    The array is a list of cumulative lengths, positions, or document numbers, depending on its
+    `name`. Raises FormatError for values that are none of these.
     """
     if name not in LENGTHS:
         rows = _check_integers(path, name, values, mask.shape)
@@ -310,7 +318,7 @@ def _check_integers(
 ) -> NDArray[np.int64]:
     """Return an array as int64 [samples, tokens]; FormatError for other types or shapes.
 
-    One axis is taken for one sample. `shape` is what it must be, None for any.
+    An array of one axis is one sample. `shape` is the expected shape, None for any.
     """
     wide = values[None] if values.ndim == 1 else values
     kinds = "iub" if name == "mask" else "iu"
@@ -325,7 +333,7 @@ def _check_integers(
 
 
 def _check_vocabulary(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
-    """Raise FormatError for ids outside the vocabulary."""
+    """Raise FormatError for ids outside a vocabulary of `vocab` tokens."""
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab:
         raise FormatError(
@@ -387,7 +395,7 @@ def _align_labels(
             label[:, to] = valid[:, at]
             if to == tokens:
                 longer[:, to] = np.where(valid[:, at], labels[:, at], -1)
-    label[:, 0] &= shift == 0  # no row predicts the first token; the mask of it is kept
+    label[:, 0] &= shift == 0  # no row predicts the first token; its mask is unchanged
     return longer, label
 
 
@@ -435,9 +443,10 @@ def _pack_rows(batch: Batch, rows: list[list[int]]) -> Batch:
 
 
 def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]:
-    """Yield each sample's losses, by the model's own pass or, without one, the file's logits.
+    """Yield the losses of each sample, by a pass of the session's model or the file's logits.
 
-    Padding is left out of the model's pass: positions count from the first token of the mask.
+    The logits are used where `session` is None. Padding is left out of the model's pass: positions
+    count from the first token of the mask.
     """
     for sample in range(len(batch.mask)):
         ids, mask = batch.ids[sample], batch.mask[sample]

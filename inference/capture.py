@@ -34,7 +34,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "ffn_out": ("ffn_out",),
     "output": ("out",),
 }
-# Slot -> a slot shown beside it if the two differ: without biases they are the same points.
+# Slot -> a slot shown next to it if the two differ: without biases they are the same points.
 BESIDE: Mapping[str, str] = {"qkv_nobias": "qkv"}
 # Stages of APRT folders: `apr`'s name -> the points joined in it, in table order.
 STAGES: Mapping[str, tuple[str, ...]] = {

@@ -44,7 +44,10 @@ class Recorder(Protocol):
         ...
 
     def capture(self, point: str, layer: int, x: Array) -> Array:
-        """Receive a point's value as the backend's array, and return the value to continue with."""
+        """Return the value to continue the pass with, given a point's value x.
+
+        Both are arrays of the backend. A recorder that only reads returns x.
+        """
         ...
 
 
@@ -89,9 +92,9 @@ class Context:
         return self.recorder is not None and self.recorder.wants(point, layer)
 
     def tap(self, point: str, layer: int, x: Array) -> Array:
-        """Give a point's value to the recorder, and return the value to continue with.
+        """Return the value to continue with at a point: the recorder's result, else x.
 
-        That is `x` where no recorder wants the point.
+        The recorder gets x if it wants the point.
         """
         if self.recorder is None or not self.recorder.wants(point, layer):
             return x

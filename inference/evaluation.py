@@ -179,6 +179,7 @@ def score_windows(
     shifted: list[list[Numbers]] = [[] for _ in range(SHIFTS if shifts else 0)]
     acceptance = None if draft is None else DraftCounts()
     total, done = sum(len(cut) for _, cut in planned), 0
+    # One list of losses a sample, its windows joined.
     for sample, cut in planned:
         scored: list[Numbers] = []
         scored_there: list[Numbers] = []

@@ -83,6 +83,7 @@ def forward(
     the vocabulary, ArchError if the model lacks a hyperparameter or tensor that the architecture
     needs.
     """
+    # Check the inputs, and compute the rotary tables of all kinds of layers once.
     hp = _FastHyper(hp)
     facts = _pass_facts(hp, ids, cache, positions, logits_rows)
     if recorder is not None:
@@ -95,6 +96,7 @@ def forward(
             tables[kind] = backend.rope_table(
                 facts.positions, rope.inv_freq, factor=rope.factor, cast=spec.block.rope_cast
             )
+    # Enter with the embedding, or with the stream of an earlier stage.
     x, state = span.stream, PassState()
     if isinstance(x, Carried):
         x, state = x.stream, x.state.copy()
@@ -108,6 +110,7 @@ def forward(
             x = altup.make_copies(c, x)
     if span.hidden is not None:
         x = _draft_input(c, x, span.hidden)
+    # The layers of the span, then the head unless the span stops before it.
     for layer in range(max(span.start, 1) - 1, min(stop - 1, count)):
         with weights.layer(layer):
             x = _block(c, layer, backend.at_layer(layer, count, x))
@@ -237,7 +240,7 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     h = x
     if has_input_norms(c.block, c.hp, layer) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
-    if c.hp["parallel_residual"]:
+    if c.hp["parallel_residual"]:  # attention and MLP read the same stream
         mix, half = _MIXERS[mixer_of_layer(c.block, c.hp, layer)]
         mixed = mix(c, layer, h)
         if c.block.parallel_norm == "two":
@@ -247,6 +250,7 @@ def _block(c: Context, layer: int, x: Array) -> Array:
             h = c.tap("ffn_norm", layer, h)
         fed = run_experts(c, layer, h) if c.hp["moe_layers"][layer] else _dense_mlp(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
+    # Attention or another mixer, then the MLP, each added to the stream.
     short = None if copies is None else altup.laurel(c, layer, h)
     x = _norm_after_residual(
         c, layer, _add_mixer(c, layer, _kept(c, layer, x, h, _ATTENTION), h), _ATTENTION
@@ -406,7 +410,7 @@ def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     if there and placement(c.block, c.hp, layer) in ("post", "sandwich"):
         x = c.norm(layer, role, x)
     if c.block.multipliers != "none":
-        scale = float(c.hp["ffn_down_scale"])  # attention's stands in _both
+        scale = float(c.hp["ffn_down_scale"])  # attention's is applied in _attention_and_mixer
     if c.block.residual == "norm":
         scale = _factors(c, layer, half)[1]
     if scale != 1:
@@ -452,6 +456,7 @@ def _head(c: Context, x: Array) -> Array:
     b = c.backend
     if c.block.streams == "altup":
         x = altup.merge_copies(c, x)
+    # Norms and projections before the head; a dense head (BERT) has its norm last.
     dense, normed = c.block.head == "dense", has_last_norm(c.block, c.weights)
     if normed and not dense:
         x = c.tap("final_norm", WHOLE, _last_norm(c, x))
@@ -465,6 +470,7 @@ def _head(c: Context, x: Array) -> Array:
         pooled = c.tap("pooled", WHOLE, _pool_rows(b, x, str(c.hp["pooling"])))
     if c.block.head == "none":
         return pooled
+    # The product of the wanted rows, with the embedding if it is tied.
     stored = c.weights.get_role(None, "output.weight")
     w = c.weights["token_embd.weight"] if stored is None else stored
     bias = c.bias(None, "output")
@@ -487,7 +493,7 @@ def _head(c: Context, x: Array) -> Array:
 def _last_norm(c: Context, x: Array) -> Array:
     """Return the norm after the last layer.
 
-    A stream that is kept in float32 is rounded once, after the weight.
+    A float32 stream of a 16-bit run is rounded once, after the weight.
     """
     if c.block.halves == "one" and c.hp["wide_stream"]:
         weight, eps = c.vector(None, "output_norm.weight"), float(c.hp["norm_eps"])

@@ -71,7 +71,7 @@ class StopIds(Collection[int]):
         self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
 
     def _ids(self) -> frozenset[int]:
-        """Return the ids that end a generation; waits for the tokenizer."""
+        """Return the ids that end a generation; waits until the tokenizer is there."""
         if self._ignore:
             return frozenset()
         tokenizer = self._tokenizer.result

@@ -14,7 +14,7 @@ from typing import Any
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import ROWS, Array, Backend
 
-# Rows that a convolution looks back on; behind them what a recurrence keeps, where there is one.
+# Rows that a convolution looks back on, then the state of a recurrence, if there is one.
 State = tuple[Array, ...]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.context import Context
 
-EPS = 1e-6  # of the norm behind the state, in every model
+EPS = 1e-6  # of the norm after the state, in every model
 TINY = 1e-5  # keeps the last layer's slopes above zero
 
 

@@ -16,7 +16,7 @@ from aprfmt.base.outcome import Check, Outcome
 from aprfmt.errors import UsageError
 
 Numbers = NDArray[Any]
-# A loss in bits is the loss in nats times this; a stated loss within this tolerance is in bits.
+# A loss in bits is the loss in nats times this; a reported loss within this tolerance is in bits.
 BITS = 1 / math.log(2)
 BITS_WITHIN = 0.02
 # Bytes of logits in memory at the same time; further rows are computed after these.
@@ -78,7 +78,7 @@ class LossWindow:
         return range(first, first + self.labels)
 
     def ids(self, sequence: Sequence[int]) -> list[int]:
-        """Return the tokens of the pass, taken from the whole sequence."""
+        """Return the tokens of the pass, cut from the whole sequence."""
         return [*sequence[: self.prefix], *sequence[self.start : self.stop]]
 
 
@@ -131,7 +131,10 @@ def plan_loss_windows(
 
 
 def _half_windows(tokens: int, capacity: int, prefix: int) -> list[LossWindow]:
-    """Return llama-perplexity's windows: rows from the middle on, except the last, have labels."""
+    """Return llama-perplexity's windows: only labels of each window's second half are scored.
+
+    Windows are whole; the first `prefix` tokens are repeated in place of a window's first ones.
+    """
     first = capacity // 2 + 1
     starts = range(0, tokens // capacity * capacity, capacity) if first < capacity else ()
     return [LossWindow(at + prefix, at + capacity, at + first, prefix) for at in starts]
@@ -270,7 +273,7 @@ def assess_loss(
 
 
 def is_in_bits(stated: float, nats: float) -> bool:
-    """Return whether a stated loss is the measured one in bits: 1.4427 times the nats."""
+    """Return whether a reported loss is the measured one in bits: 1.4427 times the nats."""
     return nats > 0 and abs(stated / (nats * BITS) - 1) <= BITS_WITHIN
 
 

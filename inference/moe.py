@@ -66,16 +66,16 @@ def _experts_on_host(
     layer: int,
     x: Array,
     logits: Array,
-    stated: tuple[Any, Any],
+    factors: tuple[Any, Any],
     stacks: Sequence[Weight],
 ) -> Array:
     """Return the sum of the experts' outputs, routed on the host, where recorders see the choice.
 
-    `stated` are (bias of the choice, the experts' factors), each None if the model has none.
+    `factors` are (bias of the choice, the experts' factors), each None if the model has none.
     """
     b = c.backend
     logits = b.router_numbers(c.tap("router", layer, logits))
-    bias, scale = (x if x is None else b.like(x, logits) for x in stated)
+    bias, scale = (x if x is None else b.like(x, logits) for x in factors)
     routing = route(logits, bias, c.hp, b.maths, scale)
     experts = b.to_numpy(c.tap("experts", layer, routing.experts))
     applied = routing.weights

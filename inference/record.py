@@ -102,6 +102,7 @@ def record_from_json(row: Any, where: str) -> Record:
             raise FormatError(f"{where}: {name} is {values!r}; expected numbers not negative")
         return tuple(values)
 
+    # The key names the point and the layer; it may be of a joined slot.
     joined = _JOINED.fullmatch(field("key", str))
     try:
         point, layer = (joined[2], int(joined[1])) if joined else parse_key(field("key", str))

@@ -212,6 +212,7 @@ def explain_loss(
     if math.isnan(reported) or reported == 0:
         empty = list(_guess_empty_windows(batch, right_ones))
         return answer("named" if empty else "unexplained", empty)
+    # One mistake, then two; those that give the number closely go before those near it.
     for both in (False, True):
         near = [one for one in _all_guesses(batch, scored, right_ones, both) if fits(one, within)]
         sure = [one for one in near if fits(one, min(REPORTED_SURELY, within))]
@@ -219,6 +220,7 @@ def explain_loss(
         if found:
             alone = len({one.mistakes for one in found}) == 1
             return answer(("named" if sure else "likely") if alone else "ambiguous", found)
+    # Samples that the trainer packs into rows, which takes passes of the model.
     if session is not None and math.isfinite(right):
         bound = min(REPORTED_SURELY, within)
         found = [one for one in _guess_packings(batch, session) if fits(one, bound)]
@@ -247,7 +249,7 @@ def _picked_losses(
 ) -> Numbers:
     """Return a sample's losses of the tokens in the mask `wanted` [tokens + 1], NaN left out.
 
-    `losses` are [AHEAD, tokens]; `ahead` is how far behind a token its row is.
+    `losses` are [AHEAD, tokens]; token t + `ahead` is scored by row t.
     """
     found = losses[ahead, _wanted_rows(batch, sample, ahead, wanted)]
     kept: Numbers = found[~np.isnan(found)]
@@ -289,6 +291,7 @@ def _wrong_selections(
     batch: Batch, scored: Sequence[ScoredSample]
 ) -> Iterator[tuple[str, str, Picked]]:
     """Yield (mistake, detail in words, losses by sample) of every wrong choice of tokens."""
+    # Labels shifted wrongly, or tokens scored that are no labels.
     each = list(enumerate(scored))
     yield "unshifted", "", [_sample_losses(batch, i, one, 0) for i, one in each]
     yield "shifted_twice", "", [_sample_losses(batch, i, one, 2) for i, one in each]
@@ -297,6 +300,7 @@ def _wrong_selections(
         "",
         [_picked_losses(batch, i, one.nats, 1, _real_tokens(batch, i)) for i, one in each],
     )
+    # Ends of turns that are masked like padding.
     ends = set(batch.ids[batch.label & batch.is_end].tolist())
     if ends:
         yield (
@@ -309,6 +313,7 @@ def _wrong_selections(
         )
     if batch.document is not None:
         yield from _wrong_packed_selections(batch, scored)
+    # Padding that is scored, or attended to.
     if not batch.mask.all():
         longer = [batch.label[i] | ~_real_tokens(batch, i) for i, _ in each]
         yield (
@@ -332,6 +337,7 @@ def _wrong_selections(
             "",
             [_picked_losses(batch, i, one.whole, 1, batch.label[i]) for i, one in each],
         )
+    # Windows shorter than the rows.
     for size in usual_windows(batch.tokens):
         inside = np.arange(batch.tokens + 1) < size
         yield (

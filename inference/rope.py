@@ -187,7 +187,7 @@ class RopeKind(NamedTuple):
 
 
 def kind_of(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
-    """Return how a layer rotates; None if it does not."""
+    """Return the kind of rotation of a layer (base, scaling, elements); None without rope."""
     if not hp["rope_layers"][layer]:
         return None
     windowed = bool(hp["window_layers"][layer])

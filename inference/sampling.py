@@ -40,7 +40,8 @@ class DeviceLogits(Protocol):
         """Return the first index of the highest logit; None if a logit is NaN."""
         ...
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Logits: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Logits:
+        """Return the logits copied to the host."""
 
 
 class Sampler:

@@ -49,7 +49,7 @@ class Session:
     def of(cls, model: Model, backend: Backend, *, memory: int | None = None) -> "Session":
         """Return a session of a model; `memory` is the budget in bytes for decoded weights.
 
-        None: what the backend says. Raises ArchError for a model whose tensors are not those its
+        None: the backend's budget. Raises ArchError for a model whose tensors are not those its
         architecture needs.
         """
         check_runnable(model.resolution, model.path)
@@ -179,7 +179,8 @@ class Session:
     ) -> Any:
         """Return the logits of a pass whose statistics wait on the device, run or replayed.
 
-        The tracer has the pass's records afterwards. `kind` is the key of passes alike.
+        The tracer has the pass's records afterwards. `kind` is equal for passes that one recording
+        serves.
         """
         assert self._graphs is not None
 

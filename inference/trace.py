@@ -58,7 +58,7 @@ class Trace(Tabular):
     def find(self, key: str) -> Record | None:
         """Return the record of a key or of the key it equals; None where it was not captured.
 
-        The key of a joined slot (`L3.qkv`) gives its parts side by side, if all were recorded.
+        The key of a joined slot (`L3.qkv`) gives one record of its parts, if all were recorded.
         """
         found = self.records.get(self.aliases.get(key, key))
         return self._joined(key) if found is None else found
@@ -231,7 +231,7 @@ class Tracer:
                     self.aliases[key] = instance.key
         if not cached:
             self._alias_cache(known)
-        # Where statistics wait until the pass is over; values that are kept are copied before that.
+        # Statistics that wait until the pass is over; None where values are stored as they come.
         self._pending = backend.pending() if keep is None and not hashes else None
         self._stepped = {layer for point, layer in self._wanted if POINTS[point].inner}
 

@@ -172,6 +172,7 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
     rows, run, aliases = header.get("records"), header.get("run"), header.get("aliases")
     if not (isinstance(rows, list) and isinstance(run, dict) and isinstance(aliases, dict)):
         raise FormatError(f"{where}: records, run or aliases are missing or of another type")
+    # Records, each held to the shape of its tensor.
     records = {}
     for index, row in enumerate(rows):
         record = record_from_json(row, f"{where}: record {index}")

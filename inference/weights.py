@@ -253,15 +253,15 @@ class Weights(Mapping[str, Weight]):
         return key in self._rows  # the inherited method would build an error with near names
 
     def share(self, key: str, weight: Weight) -> None:
-        """Use another model's handle for a key, and with it what is placed of that weight."""
+        """Use another model's handle of a weight for `key`, so that what it placed is shared."""
         self._handles[key] = weight
 
     def stored(self) -> int:
-        """Return the stored bytes of the weights whose handles were asked for."""
+        """Return the stored bytes of all weights whose handles were used."""
         return sum(self._rows[key].nbytes for key in self._handles)
 
     def unread(self) -> list[str]:
-        """Return the keys of weights whose handles nobody has asked for so far."""
+        """Return the keys of weights whose handles were never used."""
         return [key for key in self._rows if key not in self._handles]
 
     def overlaid(self, arrays: Mapping[str, Array]) -> "Weights":

@@ -141,7 +141,7 @@ class Backend(Recurrent, Hosted, ABC):
 
     @abstractmethod
     def array(self, x: Numbers) -> Array:
-        """Place floating-point numbers on the device, rounded to the dtype."""
+        """Return numpy floats placed on the device, rounded to the dtype."""
 
     @abstractmethod
     def to_numpy(self, x: Array) -> Numbers:
@@ -151,7 +151,7 @@ class Backend(Recurrent, Hosted, ABC):
         """
 
     def stats(self, x: Array) -> Stats:
-        """Return the statistics of an activation, or of a numpy array (expert ids)."""
+        """Return the statistics of an activation x, or of a numpy array (expert ids)."""
         return compute_stats(self.to_numpy(x))
 
     @abstractmethod
@@ -194,15 +194,19 @@ class Backend(Recurrent, Hosted, ABC):
         """
 
     def router(self, x: Array, w: "Weight", bias: Array | None, *, rounded: bool) -> Array:
-        """Return an expert router's logits [tokens, n_experts].
+        """Return an expert router's logits [tokens, n_experts] for x.
 
-        Not `rounded`: inputs and result in float32 (float64 if that is the dtype). That is
-        `linear`, unless the dtype has 16 bits.
+        If not `rounded`, inputs and result are float32 (float64 if that is the dtype). This default
+        is
+        `linear`, for backends whose dtype does not have 16 bits.
         """
         return self.linear(x, w, bias)
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
-        """Return `linear` of x and each (weight, bias); a backend may do it in one product."""
+        """Return `linear` of x and each (weight, bias) of `parts`, in order.
+
+        A backend may compute them in one product.
+        """
         return [self.linear(x, w, bias) for w, bias in parts]
 
     def add_linear(self, residual: Array, x: Array, w: "Weight", bias: Array | None) -> Array:
@@ -472,11 +476,14 @@ class Backend(Recurrent, Hosted, ABC):
         """Return the arrays joined along the first axis."""
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
-        """Return [tokens, n_heads, d] from [tokens, 1, d]."""
+        """Return x [tokens, 1, d] with its one head repeated: [tokens, n_heads, d]."""
         return self.concat([x] * n_heads).reshape(len(x), n_heads, -1)
 
     def mean_rows(self, x: Array) -> Array:
-        """Return the mean of the rows [1, width], summed in float32 at least and rounded once."""
+        """Return the mean of the rows of x as [1, width].
+
+        It is summed in float32 at least and rounded once.
+        """
         return self.narrow(self.wide(x).sum(0) / len(x)).reshape(1, -1)
 
     @abstractmethod

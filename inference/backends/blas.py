@@ -61,7 +61,7 @@ def set_blas_threads(count: int) -> None:
 
 @contextmanager
 def limit_blas_threads(count: int) -> Iterator[None]:
-    """Use `count` threads for numpy's products inside; nothing changes if they cannot be set.
+    """Inside the `with`, limit numpy's products to `count` threads, if they can be set.
 
     Threads of OpenBLAS wait for each other busily: on processors that others use too, small
     products on all of them took fifteen times as long as on one.

@@ -56,15 +56,32 @@ class _Host(Protocol):
     deterministic: bool
     query_block: int
 
-    def array(self, x: Numbers) -> Array: ...
-    def to_numpy(self, x: Array) -> Numbers: ...
-    def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array: ...
-    def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array: ...
-    def stack(self, parts: Sequence[Array]) -> Array: ...
-    def take(self, x: Array, rows: Any) -> Array: ...
-    def zeros(self, shape: Sequence[int]) -> Array: ...
-    def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Numbers: ...
-    def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask: ...
+    def array(self, x: Numbers) -> Array:
+        """Return numpy floats placed on the device, rounded to the dtype."""
+
+    def to_numpy(self, x: Array) -> Numbers:
+        """Return an array as numpy on the host."""
+
+    def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array:
+        """Add y times weights to `rows` of total in place; return total."""
+
+    def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array:
+        """Return x times w transposed, plus bias."""
+
+    def stack(self, parts: Sequence[Array]) -> Array:
+        """Return the arrays joined along the first axis."""
+
+    def take(self, x: Array, rows: Any) -> Array:
+        """Return rows `rows` of x, in that order."""
+
+    def zeros(self, shape: Sequence[int]) -> Array:
+        """Return zeros of the dtype."""
+
+    def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Numbers:
+        """Return an indexer's scores [tokens, keys] as numpy."""
+
+    def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask:
+        """Return the mask of the `count` highest scores of each row."""
 
 
 class Hosted:

@@ -17,11 +17,20 @@ class _Operations(Protocol):
 
     deterministic: bool
 
-    def array(self, x: Numbers) -> Array: ...
-    def to_numpy(self, x: Array) -> Numbers: ...
-    def mul(self, a: Array, b: Array) -> Array: ...
-    def activate(self, x: Array, kind: str, *, steps: bool) -> Array: ...
-    def rms_norm(self, x: Array, weight: Array, *, eps: float, offset: int, cast: Any) -> Array: ...
+    def array(self, x: Numbers) -> Array:
+        """Return numpy floats placed on the device, rounded to the dtype."""
+
+    def to_numpy(self, x: Array) -> Numbers:
+        """Return an array as numpy on the host."""
+
+    def mul(self, a: Array, b: Array) -> Array:
+        """Return a * b, broadcasting."""
+
+    def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
+        """Return act(x) for the activation `kind`."""
+
+    def rms_norm(self, x: Array, weight: Array, *, eps: float, offset: int, cast: Any) -> Array:
+        """Return the RMS norm of x over the last axis, times weight + offset."""
 
 
 class Recurrent:
@@ -39,7 +48,7 @@ class Recurrent:
 
         `window` [taps - 1 + tokens, channels] begins with the rows before the first token. `kernel`
         is
-        [channels, taps]; its last tap multiplies the token's own row.
+        [channels, taps]; the last tap multiplies the row of the token itself.
         """
         mixed = convolve_causal(self.to_numpy(window), self.to_numpy(kernel))
         return self.array(mixed if bias is None else mixed + self.to_numpy(bias))
@@ -62,7 +71,7 @@ class Recurrent:
     ) -> tuple[Array, Array]:
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
-        q and k [tokens, key_heads, key_dim] are brought to length one, q then divided by
+        q and k [tokens, key_heads, key_dim] are scaled to length one, q then divided by
         sqrt(key_dim). Each key head serves as many value heads in a row. `decay` [tokens,
         value_heads] is the logarithm of what the state is multiplied by, `beta` how much of a
         value's error is written. Computed in float32 at least, the result is rounded once. Token by

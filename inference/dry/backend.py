@@ -18,7 +18,7 @@ from aprfmt.inference.recurrence import CHUNK
 from aprfmt.inference.weights import Weight, free_memory
 from aprfmt.tensors.stats import Stats, compute_stats
 
-MASKS = 2  # masks that are kept at a time (masks.py)
+MASKS = 2  # masks that are cached at a time (masks.py)
 _NOTHING = compute_stats(np.zeros(1, np.float32))
 _PYTHON_FLOAT = 32  # bytes of a float in a list, its place there included
 
@@ -236,7 +236,7 @@ class DryBackend(Tiles):
         self.account.during(mixed.nbytes)
         return mixed
 
-    # layers that keep a state
+    # recurrent layers
 
     def convolve(self, window: Array, kernel: Array, bias: Array | None = None) -> Array:
         """Return a new ghost [tokens, channels], and count the sum of taps meanwhile."""

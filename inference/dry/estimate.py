@@ -23,7 +23,7 @@ from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.model import Model
 from aprfmt.model.completeness import check_runnable
 
-# Steps that are gone through one by one: by then every weight lies where it stays.
+# Steps that run one by one: by then every weight is placed where it stays.
 STEPS = 40
 
 
@@ -81,8 +81,8 @@ def estimate_run(model: Model, request: RunRequest, steps: int) -> Estimate:
 def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ()) -> Estimate:
     """Return the memory and disk space that recording a request's points takes.
 
-    Rows `plain` of the logits are asked for once more without recording, if any. Values of
-    recorded points go to disk one by one, as they come.
+    If `plain` has rows, their logits are computed once more without recording. Values of recorded
+    points go to disk one by one, as they come.
     """
     session, ids = _session(model, request), list(request.ids or ())
     values = 0

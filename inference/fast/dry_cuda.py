@@ -26,8 +26,8 @@ from aprfmt.inference.fast.dry_experts import DryExperts
 from aprfmt.inference.fast.kept import CODED, MEMORY_SHARE, SCRATCH, keeps
 from aprfmt.inference.weights import Weight, free_memory
 
-MASKS = 8  # that are kept on a device
-WORKSPACE = 32 << 20  # what cuBLAS keeps on a Hopper GPU, a quarter of it on others
+MASKS = 8  # that are cached on a device
+WORKSPACE = 32 << 20  # what cuBLAS allocates on a Hopper GPU, a quarter of it on others
 PINNED = 2 * (32 << 20)  # host memory that uploads go through
 
 

@@ -24,7 +24,7 @@ Job = tuple[int, Array, Any, Array]  # of native.products: kernel, x, stored row
 # Up to so many rows of x the product on encoded bytes takes no longer than that on decoded weights,
 # which have to be decoded first, at four to eight times the memory.
 ENCODED_ROWS = 16
-# A weight multiplied as it is stored for this many times will be for more: it is copied to where
+# A weight whose stored bytes were multiplied this often will be used more: it is copied to where
 # reading it is faster. A copy takes as long as ten to thirty products.
 MOVE_AT = 32
 # Where weights stream, so many bytes of a vocabulary are mapped at a time, by row groups.

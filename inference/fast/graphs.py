@@ -18,7 +18,7 @@ from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.kv_cache import KVCache, State
 
-# Most graphs kept at the same time: each holds the memory of its activations.
+# Most graphs held at the same time: each holds the memory of its activations.
 KEPT = 6
 
 

@@ -106,7 +106,7 @@ class CudaBackend(TorchProducts):
         return int(sum(torch.cuda.mem_get_info(d)[0] for d in self._devices) * MEMORY_SHARE)
 
     def graphs(self) -> PassGraphs | None:
-        """Return a recorder if there is one device and the run is not deterministic."""
+        """Return a recorder of passes; None on several devices or in deterministic mode."""
         if self.deterministic or len(self._devices) > 1:
             return None
         return PassGraphs(self, TorchGraphMaker(self._device, self.prepare))

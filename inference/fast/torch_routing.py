@@ -33,6 +33,6 @@ def in_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int) -> E
     padded = torch.zeros(count * size, dtype=weights.dtype, device=device)
     padded.scatter_(0, slots, weights.reshape(-1)[order])
     places = torch.empty_like(flat).scatter_(0, order, slots).reshape(tokens, used)
-    # Blocks behind the last one that is used are anybody's: all their rows are padding.
+    # Blocks after the last one that is used may have any expert: all their rows are padding.
     owners = torch.searchsorted(ends, numbers(count), right=True).clamp(max=n_experts - 1)
     return ExpertBlocks(owners, rows, padded, places.sort(-1).values, size)

@@ -66,6 +66,7 @@ def compare_choices(
         pairs = [
             _compare_pair(model, choices, ran, index, request) for index in range(1, len(choices))
         ]
+        # How far quantization alone moves the reference.
         noise = None
         if request.through is not None:
             plain = stack.enter_context(run_once(model, choices[0], replace(request, through=None)))
@@ -77,6 +78,7 @@ def compare_choices(
             noise = measure_run_distance(
                 0, f"{base.path}, before quantization", traces[0], plain.trace, request
             )
+        # How far each run is from a float64 run.
         arbiter: list[RunDistance] = []
         if request.arbiter:
             exact = stack.enter_context(run_once(model, ARBITER, request))
@@ -160,6 +162,7 @@ def _compare_pair(
     request: ParityRequest,
 ) -> RunPair:
     """Return the comparison of run number `index` with the first."""
+    # All points, and whether a difference is only amplified rounding.
     a, b = ran[0].trace, ran[index].trace
     flips = compare_experts(a, b)
     moe = bool(model.hyper["n_experts"])
@@ -170,6 +173,7 @@ def _compare_pair(
     if amplified is not None and point is not None and point.rel_l2 is not None:
         point = replace(point, tolerance=max(point.tolerance, point.rel_l2), beyond=False)
     within = point is not None and not point.beyond and not point.why
+    # The logits, what they predict, and the loss in the run's own arithmetic.
     logits, judged, losses = None, None, Losses(None, None, None, "no logits on both sides")
     if x is not None and y is not None and x.shape == y.shape and point is not None:
         logits = compare_logits(x, y, request.ids, within)
@@ -177,6 +181,7 @@ def _compare_pair(
         backend = None if choices[index].is_engine else choices[index].open()
         found = measure_own_loss(backend, y, request.ids)
         losses = Losses(logits.ce_a, logits.ce_b, found.nats, found.why, found.off, found.bound)
+    # Single operations on equal inputs, then the checks and the verdict.
     most = MAX_OPERATIONS if amplified is None else 1
     operations, cell = run_single_operations(
         model, choices[0], choices[index], a, b, diff, request, most

@@ -232,10 +232,10 @@ def _read_hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict
     kept = {}
     for rule in ARCHS[architecture].hyper:
         if rule.name not in found:
-            continue  # what nothing reads is not missed; what is missed has a name of its own
+            continue  # not needed unless the pass reads it, which then raises an error of its own
         value = kept[rule.name] = found[rule.name]
         if rule.name == "n_layers":
-            continue  # 0 where the operation stands behind the layers
+            continue  # 0 where the operation comes after the layers
         try:
             convert_value(rule, value, f"{where}: {rule.name}")
         except ArchError as error:
@@ -289,6 +289,7 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
         values = np.frombuffer(bytes(tensor.raw()), dtype).reshape(tensor.info.shape)
         return values.astype(dtype.newbyteorder("="))
 
+    # Inputs, and weights in their stored encoding where the file has bytes.
     inputs = {
         name.removeprefix("input/"): array(name)
         for name in source.tensors
@@ -304,6 +305,7 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
             weights[role] = ArrayRows(array(name))
         if weights[role].shape != shape:
             raise FormatError(f"{path}: {name} has shape {list(weights[role].shape)}, not {shape}")
+    # The cell, its numbers checked, and the two results it is about.
     architecture = str(header["architecture"])
     shapes = {role: tuple(int(s) for s in shape) for role, shape in header["roles"].items()}
     cell = OperationCell(
@@ -374,12 +376,13 @@ def replay_bundle(path: Path, between: Sequence[str] = ()) -> ReplayResult:
 def bundle_of(found: Parity, runs: Sequence[str]) -> ReproductionBundle | None:
     """Return the reproduction of the first pair with a cell; wrong operations go first.
 
-    Where no operation is wrong by itself the first point beyond tolerance is taken: a replay then
-    shows that the operation alone agrees. None if no pair has a cell.
+    Where no operation is wrong by itself the cell is of the first point beyond tolerance: a replay
+    then shows that the operation alone agrees. None if no pair has a cell.
     """
     pairs = [pair for pair in found.pairs if pair.cell is not None]
     pairs.sort(key=lambda pair: pair.first_operation is None)
     for pair in pairs:
+        # The measured operation of the cell's point, and both results computed again.
         cell = pair.cell
         operation = next((o for o in pair.operations if cell and o.key == cell.key), None)
         if cell is None or operation is None:

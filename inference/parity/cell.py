@@ -31,9 +31,9 @@ from aprfmt.model import Model
 Numbers = NDArray[Any]
 # Hyperparameters with one value a layer.
 PER_LAYER = ("moe_layers", "rope_layers", "window_layers")
-# Whole-model points behind the layers.
+# Whole-model points after the layers.
 BEHIND = ("final_norm", "head_in", "logits_raw", "logits")
-# Rows of the vocabulary that a cell of the logits keeps.
+# Rows of the vocabulary that a cell of the logits has.
 VOCAB_ROWS = 256
 _BUDGET = 1 << 62
 
@@ -87,7 +87,7 @@ class OperationCell:
     inputs: Mapping[str, Numbers]
     weights: Mapping[str, RowSource]
     shapes: Mapping[str, tuple[int, ...]]
-    rows: tuple[int, ...] = ()  # of the vocabulary, where only some were kept
+    rows: tuple[int, ...] = ()  # of the vocabulary, where the cell has only some
 
     def run(self, backend: Backend) -> Numbers:
         """Return the operation's result on a backend, computed from the cell's inputs.

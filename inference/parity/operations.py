@@ -25,7 +25,7 @@ from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import Model
 
 Numbers = NDArray[Any]
-# How many points beyond tolerance are taken apart to find the first operation that is wrong.
+# How many points beyond tolerance have their operations run alone to find the first wrong one.
 MAX_OPERATIONS = 12
 
 
@@ -58,7 +58,7 @@ def run_single_operations(
             cell = cut_point_cell(model, point, a, b, reference, other is None, request)
             operation = _run_operation(cell, point, a, b, reference, other)
         except AprfmtError:
-            continue  # an input was not recorded: this point cannot be taken apart
+            continue  # an input was not recorded: its operation cannot be run alone
         found.append(operation)
         fallback = fallback or cell
         if operation.wrong:
@@ -153,7 +153,7 @@ def operation_dtypes(key: str, a: Trace, b: Trace) -> tuple[str, str]:
 
 
 def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None:
-    """Return how far an input of a cell was apart in the whole runs; None if not recorded.
+    """Return the distance of a cell's input between the whole runs; None if not recorded.
 
     `cell_key` is the input's key in the cell, `key` the cell's point in the model.
     """

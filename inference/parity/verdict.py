@@ -95,6 +95,7 @@ def judge_pair(
     """
     if not diff.compared:
         return "not_comparable", "no point has values on both sides"
+    # A failed check: name what fails first, the operation rather than the point.
     if report.outcome == "FAIL":
         if spread := _nonfinite_alike_text(diff):
             return "bug", f"finite: {spread}"
@@ -114,6 +115,7 @@ def judge_pair(
             )
         failed = next(check for check in report.checks if check.outcome == "FAIL")
         return "bug", f"{failed.name}: {failed.found}"
+    # No check failed: equal bits, or rounding of one kind or another.
     if all(point.bits for point in diff.points if not point.why):
         return "same", "every value is equal to the bit"
     if amplified is not None:

@@ -39,8 +39,8 @@ MOVES = ("concat", "stack", "repeat_heads", "take")
 COMPOSED = ("projections", "ropes", "gated", "add_linear", "chosen_keys")
 # Called as override(op, at, *args, **kwargs): `op` is the wrapped operation.
 Override = Callable[..., Any]
-# Called as tap(patched, layer, x, held), it returns what the pass goes on with in place of x.
-# `held` are the values of the layer's earlier points, by name, as the pass went on with them.
+# Called as tap(patched, layer, x, held), it returns what the pass continues with in place of x.
+# `held` are the values of the layer's earlier points, by name, as the pass continued with them.
 Tap = Callable[["PatchedModel", int, Any, Mapping[str, Any]], Any]
 ENTERED = ("altup_embd", "embd_scaled", "embd")  # what enters the first layer, the last one first
 STREAM = "stream"  # the name under which `held` has what enters the layer

@@ -228,7 +228,7 @@ def fit_values(
     """Return recorded values in the reference's `shape`; None if that is not possible.
 
     If all tokens were recorded, rows are those of the reference. Otherwise rows are matched by
-    position; without positions they are taken as the last ones. `axis` counts tokens, of which the
+    position; without positions they count as the last ones. `axis` counts tokens, of which the
     pass has `tokens`. `masked` leaves out entries that only a mask can produce; a NaN is never left
     out.
     """

@@ -199,9 +199,10 @@ def record_points(patched: PatchedModel) -> dict[str, Array]:
 
 
 def shadow_pass(patched: PatchedModel, recorded: RecordedTrace, until: str = "") -> ShadowPass:
-    """Return the points of a pass on the trace's own inputs, up to the key `until`.
+    """Return the points of a pass whose operations read the trace's inputs.
 
-    The backend is numpy's: which operations made a point is found by the memory of its arrays.
+    It ends at the key `until`, if any. The backend is numpy's: which operations made a point is
+    found by the memory of its arrays.
     """
     found = ShadowPass()
     with contextlib.suppress(StopPass):
@@ -401,9 +402,11 @@ class _ShadowRecorder(CallRecorder):
         )
 
     def _extra(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
-        """Compare a point that equals `base` in the model but was recorded separately.
+        """Return (array to continue with, trace's value) after comparing an equal point.
 
-        Returns (the array to continue with, the trace's value); both unchanged where it has none.
+        The point `key` equals `base` in the model but was recorded separately. Both are unchanged
+        where
+        the trace has no value.
         """
         self._recorded.shapes.setdefault(key, mine.shape)
         value = self._recorded.at(key)
@@ -420,16 +423,19 @@ class _ShadowRecorder(CallRecorder):
         calls: tuple[OperationCall, ...],
         x: Any,
     ) -> Any:
-        """Compare the chosen experts as sets, and their weights expert by expert.
+        """Return the array to continue with, after comparing a point of the routing.
 
-        Returns the array to continue with: the trace's choice and weights if they are complete.
+        Chosen experts are compared as sets, their weights expert by expert. The trace's choice and
+        weights are returned if they are complete, else x.
         """
+        # A choice that was recorded for some rows only is not compared.
         point, layer = parse_key(key)
         partial = value is None or value.rows is not None or value.values.shape != mine.shape
         if value is None or partial or point == "router_margin":
             if point == "experts":
                 self._experts = (mine, mine)
             return x
+        # Experts: the share of tokens whose sets differ by more than rounding explains.
         whole = tolerance(self._patched.backend.dtype, value.dtype, moe=True).rel_l2
         bound = self._bound(key, value.dtype)
         if point == "experts":
@@ -445,6 +451,7 @@ class _ShadowRecorder(CallRecorder):
                 )
             )
             return theirs if f"L{layer}.expert_w" in self._recorded.trace.records else x
+        # Weights: expert by expert, on the tokens where both chose the same set.
         assert self._experts is not None
         ours, chosen = self._experts
         size = int(self._patched.hp["n_experts"])

@@ -20,10 +20,10 @@ class Flat:
 
 
 def flat(x: Any, dtype: str | None = None) -> Flat:
-    """Return the memory of a torch tensor, a cupy array, or anything with `__dlpack__`.
+    """Return address, size and dtype of a torch tensor, a cupy array or a `__dlpack__` object.
 
-    Nothing is copied. `dtype` gives the type of the elements if the array's own dtype does not
-    (bfloat16 kept as uint16). Raises CodecError for memory that is not contiguous.
+    Nothing is copied. `dtype` gives the type of the elements if the array's dtype does not
+    (bfloat16 stored as uint16). Raises CodecError for memory that is not contiguous.
     """
     if isinstance(x, Flat):
         return x

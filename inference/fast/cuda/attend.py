@@ -52,7 +52,10 @@ class Attention:
             return recording.masks[key]
         key = (id(heads.mask), heads.causal)
         if key not in self._masks:
-            self._masks[key] = (heads.mask, self._made(heads))  # kept, so that its id is not reused
+            self._masks[key] = (
+                heads.mask,
+                self._made(heads),
+            )  # holds the mask, so that its id is not reused
             while len(self._masks) > 4:
                 self._masks.popitem(last=False)
         return self._masks[key][1]
@@ -207,7 +210,7 @@ class Attention:
         """Return each head's values weighted by probs: [tokens, heads, value_dim]."""
         (n_heads, tokens, keys), (_, kv_heads, dv) = probs.shape, v.shape
         out = self._empty(tokens, n_heads, dv)
-        if self._deterministic:
+        if self._deterministic:  # a kernel whose sums do not depend on the number of queries
             shared, rows, room = self._row(keys, tokens * n_heads)
             self._ops.run(
                 "mix",
@@ -225,7 +228,7 @@ class Attention:
             del room
             return out
         group, item = n_heads // kv_heads, int(v.itemsize)
-        for g in range(group):
+        for g in range(group):  # one query head of every group at a time, in place
             gemm.product(
                 self._dtype,
                 memory.pointer(probs) + g * tokens * keys * item,

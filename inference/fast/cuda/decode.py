@@ -139,6 +139,7 @@ def decode_coded(
     if not to.count:
         return
     _check_output("4-bit", to)
+    # Blocks are a power of two, so the kernel shifts by its logarithm.
     tile, threads = CODED_LAUNCH[ITEM[to.dtype]]
     defines = (f"TILE {tile}", f"CODED_THREADS {threads}")
     kernel = function(CODED_FILES, f"decode_{to.dtype}", defines)

@@ -8,7 +8,7 @@ from aprfmt.inference.backends.base import Numbers
 from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.loader import cupy
 
-# cudaStreamCaptureMode: other threads may go on, and memory may grow meanwhile.
+# cudaStreamCaptureMode: other threads may use CUDA and allocate memory meanwhile.
 _RELAXED = 2
 
 

@@ -26,7 +26,7 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 @cache
 def cupy() -> Any:
-    """Return the cupy module; BackendUnavailableError if it is missing says what to install."""
+    """Return the cupy module; BackendUnavailableError says what to install if it is missing."""
     try:
         import cupy as module
     except ImportError as error:
@@ -47,7 +47,7 @@ def source(*names: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the cache of compiled kernels: $APRFMT_KERNEL_CACHE or ~/.cache/aprfmt/kernels."""
+    """Return the folder of compiled kernels: $APRFMT_KERNEL_CACHE or ~/.cache/aprfmt/kernels."""
     chosen = os.environ.get("APRFMT_KERNEL_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(chosen) if chosen else Path(home) / "aprfmt" / "kernels"
@@ -55,7 +55,11 @@ def cache_folder() -> Path:
 
 @cache
 def _compiled(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> bytes:
-    """Return a module's machine code for sm_`arch`, from the cache if it was compiled before."""
+    """Return the machine code of kernel files for sm_`arch`, from the cache if it is there.
+
+    `names` are the files, `defines` texts for `#define`. Raises BackendUnavailableError if they do
+    not compile.
+    """
     nvrtc = import_module("cupy_backends.cuda.libs.nvrtc")
     text = "".join(f"#define {define}\n" for define in defines) + source(*names)
     flags = (*_FLAGS, f"--gpu-architecture=sm_{arch}")

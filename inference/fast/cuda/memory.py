@@ -31,7 +31,8 @@ def put(x: Any) -> Any:
 def later(size: int) -> tuple[Any, Callable[[Any], None]]:
     """Return (int64 array [size], the function that fills it after the pass was recorded).
 
-    It is not taken from the pass's own pool: a replay's earlier operations write to that memory.
+    It is allocated outside the memory pool of the recording: earlier operations of a replay write
+    to that.
     """
     module = cupy()
     with module.cuda.using_allocator(module.get_default_memory_pool().malloc):

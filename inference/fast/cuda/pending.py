@@ -22,7 +22,7 @@ class Workspace:
     """Memory shared by reductions; one per backend, used by one stream."""
 
     def __init__(self, brought: Brought) -> None:
-        """Allocate the buffer that single reductions share; the buffers for many come when needed.
+        """Allocate the buffer for single reductions; those for many come when needed.
 
         `brought` copies the tables of jobs to the device.
         """

@@ -240,9 +240,11 @@ class Placer:
         return placed
 
     def panels(self, w: "Weight", placed: Placed, dtype: str) -> Iterator[tuple[int, int, Flat]]:
-        """Yield (start, stop, [stop - start, columns] in `dtype`), decoded if necessary.
+        """Yield (start, stop, rows [stop - start, columns] in `dtype`) of a weight, in order.
 
-        Each panel overwrites the one before. A Dense weight is always in its own dtype.
+        Rows are decoded into a buffer that each panel overwrites. A decoded weight comes whole; it
+        must
+        be of `dtype`.
         """
         if isinstance(placed, Dense):
             yield 0, w.n_rows, Flat(memory.pointer(placed.values), int(placed.values.size), dtype)
