@@ -42,6 +42,7 @@ class DeviceChoice:
     why: str
 
     def __str__(self) -> str:
+        """Return the run as `BACKEND:DEVICE:DTYPE`, which parse_run reads."""
         return f"{self.backend}:{self.device}:{self.dtype}"
 
     @property

@@ -50,6 +50,7 @@ class BackgroundValue(Generic[T]):
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Wait until the value is made; an error of making it is not raised here."""
         self._pool.shutdown(wait=True)
 
     @property
@@ -79,6 +80,7 @@ class StopIds(Collection[int]):
         return ids
 
     def __contains__(self, token: object) -> bool:
+        """Return whether a token ends a generation; waits until the tokenizer is there."""
         return token in self._ids()
 
     def __iter__(self) -> Iterator[int]:

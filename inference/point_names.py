@@ -23,6 +23,10 @@ class Name:
     role: str = ""
 
     def __str__(self) -> str:
+        """Return the name as the reference page prints it.
+
+        Text, operation, weight, part and placement follow each other.
+        """
         words = [self.text, self.op, f"of {self.role}" if self.role else ""]
         words += [f"({self.part})" if self.part else "", self.placement and f"[{self.placement}]"]
         return " ".join(word for word in words if word)

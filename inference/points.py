@@ -75,9 +75,9 @@ class Point:
 
     `shape` names its axes; `rows` says what its first axis (of `scores`: its second) counts.
     `llama_cpp` are graph nodes and `hf` modules; the first one that exists is used. `apr` is the
-    stage of `--save-tensor` (points of one stage are joined in this table's order).
-    `inner`: inside a fused operation, so that wanting it makes the pass run step by step. `finite`:
-    infinities are a fault. `where` returns the point's placing in a layer (placing.py).
+    stage of `--save-tensor` (points of one stage are joined in this table's order). `inner`: inside
+    a fused operation, so that wanting it makes the pass run step by step. `finite`: infinities are
+    a fault. `where` returns the point's placing in a layer (placing.py).
     """
 
     name: str

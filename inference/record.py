@@ -23,9 +23,9 @@ class Record:
     """One point of one pass.
 
     `shape` is that of the recorded values (`scores`: [heads, tokens, keys]), `positions` the token
-    positions of their rows, None if not known (APRT). `dtype` is the arithmetic's.
-    `form` says whether the layer's attention and biased products ran fused or step by step; None
-    for whole-model points. `sha256` is over the decoded values as digest.py defines it.
+    positions of their rows, None if not known (APRT). `dtype` is the arithmetic's. `form` says
+    whether the layer's attention and biased products ran fused or step by step; None for
+    whole-model points. `sha256` is over the decoded values as digest.py defines it.
     """
 
     point: str

@@ -99,9 +99,9 @@ def _delta_chunk(
 ) -> tuple[Array, Array]:
     """Return the reads [heads, tokens, value_dim] of one chunk, and the state after it.
 
-    Inputs have heads first. The change d_i of token i depends on those before it:
-    d_i = b_i (v_i - exp(c_i) k_i S - sum over j < i of exp(c_i - c_j) (k_i . k_j) d_j), with c the
-    running sum of g: a triangular system, solved by its inverse.
+    Inputs have heads first. The change d_i of token i depends on those before it: d_i = b_i (v_i -
+    exp(c_i) k_i S - sum over j < i of exp(c_i - c_j) (k_i . k_j) d_j), with c the running sum of g:
+    a triangular system, solved by its inverse.
     """
     tokens = q.shape[1]
     total = np.cumsum(g, axis=1)  # (head, token)
@@ -122,8 +122,8 @@ def _inverse_unit_lower(below: Array) -> Array:
     """Return the inverse of unit lower triangular matrices [heads, n, n].
 
     Each is the identity plus what `below` has below its diagonal. Blocks on the diagonal are
-    inverted two by two, all of a size at once: that of ((A, 0), (B, C)) is ((A', 0),
-    (-C' B A', C')). Six steps for 64 rows, where going row by row takes 63.
+    inverted two by two, all of a size at once: that of ((A, 0), (B, C)) is ((A', 0), (-C' B A',
+    C')). Six steps for 64 rows, where going row by row takes 63.
     """
     heads, rows = below.shape[:2]
     size = 1 << (rows - 1).bit_length()

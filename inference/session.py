@@ -69,6 +69,7 @@ class Session:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Close the session, whatever the error."""
         self.close()
 
     @cached_property
@@ -81,8 +82,7 @@ class Session:
         """Whether a step's arithmetic depends on its token, its position and the cache alone.
 
         Chunks and factors on the queries are chosen on the host by the position, and learned
-        positions
-        come to an end, so models with these return False.
+        positions come to an end, so models with these return False.
         """
         block = self.spec.block
         chunked = block.window == "chunk" and any(self.hp["window_layers"])

@@ -49,6 +49,7 @@ class Trace(Tabular):
     resolution: float = 0.0
 
     def __repr__(self) -> str:
+        """Return a short text: the class, the model, and the number of records."""
         return short_repr(self, self.run.get("model", ""), f"{len(self.records)} records")
 
     def _ipython_key_completions_(self) -> list[str]:

@@ -79,6 +79,7 @@ class Spool:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close and delete the file, whatever the error."""
         self.close()
 
 

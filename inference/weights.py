@@ -250,6 +250,7 @@ class Weights(Mapping[str, Weight]):
         return len(self._rows)
 
     def __contains__(self, key: object) -> bool:
+        """Return whether there is a weight of a role key."""
         return key in self._rows  # the inherited method would build an error with near names
 
     def share(self, key: str, weight: Weight) -> None:

@@ -4,9 +4,9 @@ Abstract ones a backend writes; every other is made of these here, and a backend
 it knows a better way. What exists only to be fast (fused operations, recorded passes, statistics
 that wait on a device) is such a replacement, and stands in inference/fast.
 
-Arrays are the backend's own (numpy or torch). Activations are [tokens, width] or
-[tokens, heads, head_dim]; attention scores are [heads, tokens, keys]. No operation has a default
-for eps, theta, scale, window, pairing or activation: the model gives all of these.
+Arrays are the backend's own (numpy or torch). Activations are [tokens, width] or [tokens, heads,
+head_dim]; attention scores are [heads, tokens, keys]. No operation has a default for eps, theta,
+scale, window, pairing or activation: the model gives all of these.
 
 Rounding: an operation rounds its result to the backend's dtype once, unless its docstring says
 otherwise; sums inside float16 and bfloat16 operations are float32. In float32 and float64
@@ -197,8 +197,7 @@ class Backend(Recurrent, Hosted, ABC):
         """Return an expert router's logits [tokens, n_experts] for x.
 
         If not `rounded`, inputs and result are float32 (float64 if that is the dtype). This default
-        is
-        `linear`, for backends whose dtype does not have 16 bits.
+        is `linear`, for backends whose dtype does not have 16 bits.
         """
         return self.linear(x, w, bias)
 
@@ -366,11 +365,9 @@ class Backend(Recurrent, Hosted, ABC):
         """Return x [tokens, heads, head_dim], 2 * pairs elements of each head rotated.
 
         They are the head's first. `table` is (cos, sin) [tokens, pairs]. Style `half` pairs element
-        i
-        with i + pairs, `interleaved` 2i with 2i + 1. The result is in the split-half layout either
-        way;
-        elements after the rotated part are unchanged. `cast` says which of table and result are
-        rounded.
+        i with i + pairs, `interleaved` 2i with 2i + 1. The result is in the split-half layout
+        either way; elements after the rotated part are unchanged. `cast` says which of table and
+        result are rounded.
         """
         cos, sin = (part[:, None, :] for part in table)  # (token, 1, pair)
         pairs = cos.shape[-1]
@@ -396,8 +393,7 @@ class Backend(Recurrent, Hosted, ABC):
         """Return the mask [tokens, keys] of the keys that the last tokens may see.
 
         `cached` positions come before the tokens. `window` limits how far back a query sees, None
-        not
-        at all. Not `causal`: keys on both sides, within the window.
+        not at all. Not `causal`: keys on both sides, within the window.
         """
         if causal:
             return causal_mask(cached, tokens, keys, window)
@@ -415,8 +411,7 @@ class Backend(Recurrent, Hosted, ABC):
 
         It is the fused form of `scores`, `probs` and `mix`. q [tokens, heads, d], k and v [keys,
         kv_heads, d or value_dim]. Here `query_block` queries are computed at a time, which bounds
-        the
-        scores in memory.
+        the scores in memory.
         """
         origin, parts, start = self._origin, [], 0
         while start < len(q):
@@ -507,8 +502,7 @@ class Backend(Recurrent, Hosted, ABC):
         """Return the loss of each label [tokens] in nats, or their mean.
 
         Computed in the backend's arithmetic. Not what `eval` prints, which is one float64 function
-        for
-        all: `parity` asks whether a run's loss is that of its logits [tokens, vocab].
+        for all: `parity` asks whether a run's loss is that of its logits [tokens, vocab].
         """
         x = self.to_numpy(logits)
         wide = x - np.max(x, axis=-1, keepdims=True)

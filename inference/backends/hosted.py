@@ -118,9 +118,8 @@ class Hosted:
         """Return the mask [tokens, keys] of the `count` keys an indexer chooses for each query.
 
         It is `best_keys` of `index_scores`, computed for `query_block` queries at a time. `q`
-        [tokens,
-        heads, d], `k` [keys, 1, d] and `weights` [tokens, heads] are the indexer's; only keys that
-        `mask` shows are chosen.
+        [tokens, heads, d], `k` [keys, 1, d] and `weights` [tokens, heads] are the indexer's; only
+        keys that `mask` shows are chosen.
         """
         parts = [
             self.best_keys(
@@ -164,8 +163,7 @@ class Hosted:
         """Yield (expert, its rows, their weights) for each expert that is chosen, ascending.
 
         `experts` and `weights` are [tokens, used]. Rows ascend; an expert's weights [n] are in
-        their
-        order. `take` and `add_weighted` accept both. They are numpy arrays here.
+        their order. `take` and `add_weighted` accept both. They are numpy arrays here.
         """
         for expert in np.unique(experts).tolist():
             rows, ranks = np.nonzero(experts == expert)
@@ -199,10 +197,8 @@ class Hosted:
         """Return the rows that each expert gets by router logits [tokens, n_experts].
 
         Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
-        only.
-        `rounds`: the experts' weights are rounded to the dtype. `scale` [n_experts] multiplies
-        them.
-        Only backends with `all_held` have it.
+        only. `rounds`: the experts' weights are rounded to the dtype. `scale` [n_experts]
+        multiplies them. Only backends with `all_held` have it.
         """
         raise NotImplementedError
 
@@ -222,8 +218,7 @@ class Hosted:
         """Return for each token the sum of rows `places` [tokens, used] of y, in this order.
 
         Each row is multiplied by its number of `weights` [tokens, used]; None: by none. Products
-        and
-        sums are rounded as `add_weighted` rounds them. Only backends with `all_held` have it.
+        and sums are rounded as `add_weighted` rounds them. Only backends with `all_held` have it.
         """
         raise NotImplementedError
 

@@ -47,8 +47,7 @@ class Recurrent:
         """Return a causal convolution of each channel, plus bias: [tokens, channels], rounded once.
 
         `window` [taps - 1 + tokens, channels] begins with the rows before the first token. `kernel`
-        is
-        [channels, taps]; the last tap multiplies the row of the token itself.
+        is [channels, taps]; the last tap multiplies the row of the token itself.
         """
         mixed = convolve_causal(self.to_numpy(window), self.to_numpy(kernel))
         return self.array(mixed if bias is None else mixed + self.to_numpy(bias))
@@ -120,10 +119,9 @@ class Recurrent:
         """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
 
         x is shaped as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of
-        `rates`,
-        b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each group serves
-        as
-        many heads in a row. All is float32 at least. Token by token in deterministic mode.
+        `rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each group
+        serves as many heads in a row. All is float32 at least. Token by token in deterministic
+        mode.
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):

@@ -339,8 +339,7 @@ class TorchBackend(TorchRecurrent):
         """Return each token's weighted sum of rows `places` of y: [tokens, width].
 
         All products are computed and rounded first, then added rank by rank. `weights` None: the
-        rows
-        are added unweighted.
+        rows are added unweighted.
         """
         rows = y[places.T.contiguous()]  # (used, tokens, width)
         if weights is not None:

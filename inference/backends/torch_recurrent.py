@@ -45,8 +45,7 @@ class TorchRecurrent(Tiles):
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
         CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. Shapes
-        are
-        those of Recurrent.delta.
+        are those of Recurrent.delta.
         """
         if self.deterministic:
             return super().delta(q, k, v, decay, beta, state)

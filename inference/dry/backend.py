@@ -1,7 +1,7 @@
-"""A backend without numbers: shapes of results, and what each operation allocates on its way.
+"""A backend on ghosts: arrays that have a shape and an account of memory, but no numbers.
 
-Every operation that the base classes make of others runs as it is. The ones written here allocate
-what numpy_backend.py does; the other families' differences stand in classes below this one.
+Every operation that the base classes make of others runs unchanged. The ones written here
+allocate what numpy_backend.py does; the other families' differences are in subclasses.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Estimates the memory of a run or a trace on each device: weights, cache, and the peak.
+"""Estimates a run's or trace's memory on each device by passes on ghosts, arrays without numbers.
 
-The passes of the run are made on ghosts, so which weights are decoded, copied or streamed, how
-the cache grows and what is alive at a time are the run's own. Stored weights are not read.
+So which weights are decoded, copied or streamed, how the cache grows and what is alive at a
+time are the run's own. Stored weights are not read.
 """
 
 from collections.abc import Sequence

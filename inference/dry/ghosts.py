@@ -1,7 +1,7 @@
-"""Arrays that have a shape and take memory in an account, but hold no numbers.
+"""Ghosts: arrays that have a shape and take memory in an account, but hold no numbers.
 
-A `Ghost` stands where a backend's array would: slices share its memory, operations allocate, and
-what nobody holds any more is given back, as it is in a run. So the account's peak is the run's.
+A `Ghost` is used where a backend's array would be: slices share its memory, operations allocate,
+and what nobody holds any more is freed, as in a run. So the account's peak is the run's.
 """
 
 import math
@@ -54,6 +54,7 @@ class Flags:
     c_contiguous = True
 
     def __init__(self, writeable: bool) -> None:
+        """Take whether the array may be written, False for a mapped file."""
         self.writeable = writeable
 
 
@@ -118,6 +119,7 @@ class Ghost:
         return self.shape[0]
 
     def __iter__(self) -> "Iterator[Ghost]":
+        """Yield the rows of the first axis, as views."""
         return (self[i] for i in range(len(self)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Numbers:
@@ -191,6 +193,7 @@ class Ghost:
     __iadd__ = __isub__ = __imul__ = __itruediv__ = _same
 
     def __neg__(self) -> "Ghost":
+        """Return a new array for the negated elements."""
         return self.copy()
 
     def __matmul__(self, other: "Ghost") -> "Ghost":

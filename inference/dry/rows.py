@@ -1,4 +1,4 @@
-"""A stored tensor's rows without its numbers: only its header is read."""
+"""A stored tensor's rows as ghosts, arrays without numbers: only its header is read."""
 
 import math
 from dataclasses import dataclass

@@ -56,8 +56,7 @@ class CupyBackend(CupyExperts):
         """Return {name: value} of what a trace records: device, versions, TF32, memory, weights.
 
         `weights_held` are bytes, `weights_streamed` a count of uses, `decoded_on_cpu` the tensors
-        by
-        encoding.
+        by encoding.
         """
         on_cpu = self._placer.on_cpu
         return {
@@ -200,8 +199,7 @@ class CupyBackend(CupyExperts):
         """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
 
         Few rows multiply the encoded bytes, more a panel decoded at a time. Deterministic runs
-        multiply
-        blocks of ROWS rows.
+        multiply blocks of ROWS rows.
         """
         x = whole(x)
         placed = self._placer.place(w)

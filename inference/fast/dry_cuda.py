@@ -1,6 +1,7 @@
-"""What runs of torch on CUDA devices allocate: torch_cuda.py and torch_products.py on ghosts.
+"""Memory of torch runs on CUDA devices, counted with ghosts: arrays without numbers.
 
-A GPU that is not here is taken for one with room enough, on which the kernels run.
+The operations are those of torch_cuda.py and torch_products.py. A GPU that is not here is
+assumed to have room enough, and the kernels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -339,8 +340,7 @@ class DryCuda(DryExperts):
         """Return a ghost [tokens, heads, value_dim], and count what the attention used allocates.
 
         That is our kernel for one query, torch's for many, blocks of queries where there is a
-        softcap
-        or a sink.
+        softcap or a sink.
         """
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
         if self.deterministic:

@@ -1,4 +1,7 @@
-"""Memory of experts that are routed on a CUDA device: torch_routing.py and batched.py on ghosts."""
+"""Memory of experts routed on a CUDA device, counted with ghosts: arrays without numbers.
+
+The operations are those of torch_routing.py and batched.py.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

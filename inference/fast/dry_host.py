@@ -1,4 +1,7 @@
-"""Memory of runs on the CPU: numpy and torch, with the C kernels where a run would use them."""
+"""Memory of runs on the CPU, counted with ghosts: arrays that have a shape but no numbers.
+
+These are numpy and torch, with the C kernels where a run would use them.
+"""
 
 from dataclasses import dataclass
 from typing import Any

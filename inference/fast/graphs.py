@@ -90,10 +90,8 @@ class PassInputs:
         """Return what `make` gives for host numbers `x` that are the same in every replay.
 
         That is all of a prefill but its tokens. It is made before the recording begins, once for
-        equal
-        numbers, and held as long as the pass can be replayed. Raises NotRecordable in a step, or
-        once
-        the recording has begun.
+        equal numbers, and held as long as the pass can be replayed. Raises NotRecordable in a step,
+        or once the recording has begun.
         """
         key = (x.shape, x.tobytes())
         if key not in self._fixed:
@@ -178,9 +176,8 @@ class PassGraphs:
         """Return the logits of `run(ids, positions)`, replayed if the kind of pass was recorded.
 
         A kind is the number of ids, `rows` and whether there is a cache, or "step" for one token
-        after
-        others where `steps` allows it. The first pass of a kind runs, the second is recorded. Sets
-        `best` of the last row if the pass was replayed, else None.
+        after others where `steps` allows it. The first pass of a kind runs, the second is recorded.
+        Sets `best` of the last row if the pass was replayed, else None.
         """
         self.best = None
         cached = 0 if cache is None else cache.length

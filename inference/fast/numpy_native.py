@@ -122,8 +122,7 @@ class NativeBackend(NumpyBackend):
         """Return attention [tokens, heads, value_dim] of q over k and v.
 
         One kernel computes few queries, matrix products many. The numpy backend computes masks that
-        are
-        not causal.
+        are not causal.
         """
         (tokens, n_heads, width), (keys, kv_heads, _) = q.shape, k.shape
         if heads.causal is None or heads.causal[0] + tokens != keys:

@@ -293,8 +293,7 @@ class CudaBackend(TorchProducts):
         """Return the mask [tokens, keys] on the device.
 
         A causal one is computed there, once per pass and kind. Others are copied; in a recorded
-        pass
-        they must have been copied before the recording began.
+        pass they must have been copied before the recording began.
         """
         if heads.causal is None:
             brought = super()._mask
@@ -319,8 +318,7 @@ class CudaBackend(TorchProducts):
         """Return attention [tokens, heads, value_dim] of q over k and v.
 
         Our kernel computes one query, torch's attention many. Blocks of queries are used where
-        there is
-        a softcap or a sink, and in deterministic mode.
+        there is a softcap or a sink, and in deterministic mode.
         """
         if self.deterministic:
             return super().attention(q, k, v, heads)

@@ -59,8 +59,7 @@ class RecordedValue:
         """Return the relative L2 of the model's value `mine`, on rows and entries that count.
 
         The recorded value is the reference, so that it does not change while changes of the model
-        are
-        tried. `axis` counts tokens.
+        are tried. `axis` counts tokens.
         """
         cut = self.of(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:

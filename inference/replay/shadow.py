@@ -405,8 +405,7 @@ class _ShadowRecorder(CallRecorder):
         """Return (array to continue with, trace's value) after comparing an equal point.
 
         The point `key` equals `base` in the model but was recorded separately. Both are unchanged
-        where
-        the trace has no value.
+        where the trace has no value.
         """
         self._recorded.shapes.setdefault(key, mine.shape)
         value = self._recorded.at(key)

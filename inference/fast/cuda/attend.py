@@ -82,8 +82,7 @@ class Attention:
         """Return (bytes of shared memory, address of a buffer of `rows` rows, the buffer).
 
         A row of `keys` numbers lies in shared memory if it fits, else in the buffer; then the first
-        is
-        0. Without a buffer the others are 0 and None.
+        is 0. Without a buffer the others are 0 and None.
         """
         size = keys * self._wide.itemsize
         if size <= SHARED_LIMIT - 1024:

@@ -52,8 +52,7 @@ class CupyGraphMaker:
         """Run `first`, record `then` as a CUDA graph, and return the function that replays it.
 
         Both run on a stream created here. What they allocate is of a memory pool that lives as long
-        as
-        the graph.
+        as the graph.
         """
         module = cupy()
         pool, side = module.cuda.MemoryPool(), module.cuda.Stream(non_blocking=True)

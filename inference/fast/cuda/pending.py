@@ -43,8 +43,7 @@ class Workspace:
         """Launch the statistics of arrays of one dtype, which write each job's result.
 
         A job is (address, elements, elements of a piece, address of the result, first piece);
-        `pieces`
-        is how many pieces all jobs have. A single job uses the kernel `stats`, several
+        `pieces` is how many pieces all jobs have. A single job uses the kernel `stats`, several
         `stats_many`.
         """
         if len(jobs) == 1:
@@ -83,8 +82,7 @@ class CupyPending:
         """Start with no values; results are allocated in chunks of _ROWS rows on the device.
 
         `_rows` counts the results in use, `_next` is the address of the next one, and `_waiting`
-        holds
-        by dtype the arrays that are not enqueued yet.
+        holds by dtype the arrays that are not enqueued yet.
         """
         self._workspace = workspace
         self._flat = flat

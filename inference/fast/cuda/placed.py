@@ -243,8 +243,7 @@ class Placer:
         """Yield (start, stop, rows [stop - start, columns] in `dtype`) of a weight, in order.
 
         Rows are decoded into a buffer that each panel overwrites. A decoded weight comes whole; it
-        must
-        be of `dtype`.
+        must be of `dtype`.
         """
         if isinstance(placed, Dense):
             yield 0, w.n_rows, Flat(memory.pointer(placed.values), int(placed.values.size), dtype)

@@ -1,7 +1,7 @@
 """One-pass statistics of an array; results stay in GPU memory until read.
 
-Sums are float64 and their order is fixed, so every run gives the same bits. The
-definitions are those of aprfmt.tensors.stats.
+Sums are float64 and their order is fixed, so every run gives the same bits. The definitions are
+those of aprfmt.tensors.stats.
 """
 
 from collections.abc import Sequence
