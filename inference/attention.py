@@ -301,6 +301,7 @@ def _latent_query_key_value(c: Context, layer: int, x: Array) -> tuple[Array, Ar
     hp, b = c.hp, c.backend
     n_heads, rank = int(hp["n_heads"]), int(hp["kv_lora_rank"])
     nope, eps = int(hp["qk_nope_head_dim"]), float(hp["lora_norm_eps"])
+    # Queries: one product, or compressed, normalised and expanded.
     if hp["q_lora_rank"] is None:
         [q] = _project_parts(c, layer, x, {"q": n_heads})
     else:
@@ -311,6 +312,7 @@ def _latent_query_key_value(c: Context, layer: int, x: Array) -> tuple[Array, Ar
             c.state.chosen = choose_keys(c, layer, x, latent)
         q = c.linear(layer, "attn_q_b", latent).reshape(len(x), n_heads, -1)
         q = c.tap("q", layer, q)
+    # One latent gives keys and values; the same product gives the rotated part of the keys.
     latent = c.tap("kv_a", layer, c.linear(layer, "attn_kv_a_mqa", x))
     k_pe = c.tap("k_pe", layer, latent[:, rank:].reshape(len(x), 1, -1))
     latent = c.rms_norm(latent[:, :rank], c.vector(layer, "attn_kv_a_norm.weight"), eps)

@@ -36,6 +36,7 @@ def lightning(c: Context, layer: int, x: Array) -> Array:
     q, k, v = (b.stack([joined[:, :, part]]) for part in range(3))
     gate = c.tap("lightning_gate", layer, c.linear(layer, "attn_gate", x))
     before = None if c.cache is None else c.cache.state(layer)[0]
+    # A state space scan with time steps of one: keys are B, queries C, the decay is by head.
     rate = b.wide(b.array(-slopes(heads, layer, int(hp["n_layers"]))))
     step = b.shift(b.zeros((tokens, heads)), 1)
     read, state = b.scan(v, step, rate, k, q, b.zeros((heads,)), before)

@@ -24,6 +24,7 @@ def layer_inputs(c: Context, x: Array) -> Array | None:
     ids = c.facts.ids
     if table.n_rows < int(c.hp["vocab_size"]):  # tokens of images and sounds have no row
         ids = np.where(ids < table.n_rows, ids, 0)
+    # Rows of the second embedding, and a projection of the first, of all layers at once.
     rows = b.scale(b.embed(table, ids), b.rounded(float(size) ** 0.5))
     rows = c.tap("per_layer_embd", WHOLE, rows)
     made = c.linear(None, "per_layer_model_proj", x)

@@ -39,7 +39,7 @@ Without `--points`, `trace --payload` records these points. Their names in `apr 
 
 
 def page() -> str:
-    """Return the page as Markdown."""
+    """Return the page docs/reference/capture_points.md as Markdown."""
     rows = [
         (
             f"`{point.name}`",

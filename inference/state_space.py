@@ -40,6 +40,7 @@ def mamba2(c: Context, layer: int, x: Array) -> Array:
     width, shared = int(hp["ssm_size"]), groups * int(hp["ssm_state"])
     if c.block.multipliers != "none":
         x = b.scale(x, float(hp["ssm_in_scale"]))
+    # One product gives gate, values, B, C and time steps; some models scale each part.
     joined = c.linear(layer, "ssm_in", x)
     if c.block.multipliers != "none":
         sizes = (width, width, shared, shared, heads)

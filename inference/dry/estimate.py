@@ -174,7 +174,7 @@ def _walk(session: Session, token: int, steps: int) -> None:
 
 
 def _make_estimate(session: Session, request: RunRequest, tokens: int, steps: int) -> Estimate:
-    """Return the estimate by the accounts of a session that has run."""
+    """Return the estimate of a run from the memory accounts of a session that made it."""
     backend: Any = session.backend
     placed = [one for held in session.weights.holder.placed() for one in _ghosts_of(held)]
     weights = _bytes_by_device([*placed, *backend.copies])

@@ -158,7 +158,10 @@ def _cell_hyper(model: Model, layer: int | None) -> dict[str, Any]:
 
 
 def _cell_roles(model: Model, layer: int) -> dict[str, str]:
-    """Return {cell's role key: model's} of the layer's roles and the whole model's."""
+    """Return {role key in the cell: role key in the model} for the weights a cell may need.
+
+    These are the roles of the layer, which is layer 0 of the cell, and those of the whole model.
+    """
     found = {}
     for key in model.roles:
         own, role = split_key(key)

@@ -117,10 +117,12 @@ def _run_operation(
         assert recorded is not None
         other_result = recorded[..., list(cell.rows)] if cell.rows else recorded
         theirs = other_result
+    # How far the results are apart, and what rounding may do.
     residual = rel_l2(theirs, mine)
     bound = operation_tolerance(*operation_dtypes(point.key, a, b)).rel_l2
     if other is None and backend_name(b) in ("llama.cpp",):
         bound = max(bound, point.tolerance)
+    # How far the inputs were apart in the whole runs, which says whether the operation amplifies.
     inputs = [_input_distance(key, point.key, a, b) for key in cell.inputs]
     known = [value for value in inputs if value is not None]
     before = max(known) if known else None

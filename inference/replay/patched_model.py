@@ -204,7 +204,7 @@ class PatchedModel:
     def stages(self) -> int:
         """The number of stages a pass can be split into.
 
-        1 if the architecture has a forward pass of its own.
+        1 if the architecture has a special forward pass.
         """
         return 1 if self.spec.forward else self.n_layers + 2
 
