@@ -11,11 +11,11 @@ from typing import Any
 
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
-from aprfmt.diagnosis.config_changes import IN_FILES, differing_keys, read_with
+from aprfmt.diagnosis.config_changes import IN_FILES, differing_keys
 from aprfmt.diagnosis.unread import misfit_reason, refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
-from aprfmt.model.config_paths import GONE, Changes, Key
+from aprfmt.model.config_paths import GONE, Changes, Key, read_with_changes
 
 _MOST = 24  # differing keys of which a part is sought
 
@@ -90,7 +90,7 @@ def _mends(a: Model, b: Model, changes: Changes, names: Collection[str]) -> bool
 
     It must fit its tensors then.
     """
-    made = read_with(b, changes)
+    made = read_with_changes(b, changes)
     if refusal_reason(made) or misfit_reason(made):
         return False
     if any(one.kind == "keys" for one in made.resolution.relations):

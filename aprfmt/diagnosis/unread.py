@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
-from aprfmt.diagnosis.config_changes import differing_keys, read_with
+from aprfmt.diagnosis.config_changes import differing_keys
 from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.mixing import make_pair
@@ -16,7 +16,7 @@ from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
-from aprfmt.model.config_paths import GONE, Key, value_at_path
+from aprfmt.model.config_paths import GONE, Key, read_with_changes, value_at_path
 
 _MOST = 64  # differing keys that are tried
 
@@ -41,7 +41,7 @@ def with_restored_key(
         return None
     apart = differing_keys(good.config, bad.folder.config)
     for path, value in [one for one in apart if one[1] is not GONE][:_MOST]:
-        made = read_with(bad, {path: value})
+        made = read_with_changes(bad, {path: value})
         cause = _cause_of_key(good, path)
         if cause and not refusal_reason(made) and not misfit_reason(made):
             return made, _key_finding(good, made, path, cause, label), Evidence("config", error)
