@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.value_checks import same_value
+from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
@@ -65,6 +66,7 @@ def diff(
     imatrix: Path | str | None = None,
     explain: bool = True,
     images: int = 0,
+    budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Compare two model files or folders, in any formats.
@@ -75,9 +77,10 @@ def diff(
     some of SECTIONS: what it leaves out is not looked at and stays empty, and in those it names
     every difference counts (None: all are looked at). With `explain`
     every differing pair is tested against the hypotheses of causes.tensor; `images` is the
-    number of worst tensors to make difference images of. Raises FormatError for a file of which
-    nothing can be read; a tensor that cannot be read is UNREADABLE, and `report.damage` says what
-    is wrong with the files.
+    number of worst tensors to make difference images of. Tensors that `budget` has no time or no
+    room for are named as not compared; each counts with the bytes of its larger side. Raises
+    FormatError for a file of which nothing can be read; a tensor that cannot be read is UNREADABLE,
+    and `report.damage` says what is wrong with the files.
     """
     with ExitStack() as opened:
         first = opened.enter_context(open_model(a, arch=arch, damaged=True))
@@ -105,6 +108,7 @@ def diff(
             oracle=oracle,
             explain=explain,
             images=images,
+            budget=budget,
             progress=progress,
         )
 
@@ -118,6 +122,7 @@ def diff_models(
     oracle: "RequantizationOracle | None" = None,
     explain: bool = True,
     images: int = 0,
+    budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Compare two open models; see `diff`."""
@@ -130,6 +135,8 @@ def diff_models(
     alignment = align(a, b)
     pairs = _selected_pairs(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
+    budget = budget or Budget()
+    wanted, pairs = pairs, [pair for pair in pairs if budget.has_room(pair.nbytes)]
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
     tokens = _Tokens()
@@ -137,6 +144,8 @@ def diff_models(
         if "tokenizer" in only:
             tokens = _compare_tokenizers(a, b)
         for number, pair in numbered_pairs(pairs):
+            if not budget.has_time():
+                break
             result = compare_pair(pair, imatrix, bytes_of.of(number - 1))
             if oracle is not None:
                 result = oracle.judged(result, pair.a, pair.b, (a.metadata, b.metadata))
@@ -144,9 +153,18 @@ def diff_models(
             pair.drop()
             if progress is not None:
                 progress(number, len(pairs))
+    pairs = pairs[: len(results)]
+    done = {pair.key for pair in pairs}
+    late = [
+        NotCompared("tensor", pair.key, "not reached", budget.says)
+        for pair in wanted
+        if pair.key not in done
+    ]
     found: tuple[Finding, ...] = ()
     not_tried: list[str] = []
-    if explain:
+    if explain and not budget.has_time():
+        not_tried.append(f"explanations of tensors that differ: {budget.says}")
+    elif explain:
         results, found, not_tried = _explain_rows(a, b, oracle, pairs, results)
     pictures: tuple[DifferenceImage, ...] = ()
     if images:
@@ -167,7 +185,8 @@ def diff_models(
     of_tensors: set[Kind] = {"tensor"} if "tensors" in only else set()
     ledgers = ledger(a, kinds | of_tensors), ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
-    left = (*not_compared(*ledgers, kinds), *tokens.left, *differing_input_scales(pairs), *undone)
+    undone += [*late, *differing_input_scales(pairs)]
+    left = (*not_compared(*ledgers, kinds), *tokens.left, *undone)
     spoken = "tokenizer" in only
     return DiffReport(
         str(a.path),

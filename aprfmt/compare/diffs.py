@@ -31,6 +31,7 @@ from aprfmt.measure.records import (
 from aprfmt.measure.texts import GENERATION_PART, KeyDiff, SideVerdicts
 from aprfmt.model.ledger import (
     APART,
+    LATE,
     NO_PART,
     Compared,
     Ledger,
@@ -149,6 +150,8 @@ class DiffReport(Tabular):
             return tuple(surplus_command(where, self.b) for where in self._surplus)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
+        if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
+            return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}",)
         if self.exit_code() == 2:
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
         if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
@@ -219,8 +222,9 @@ class DiffReport(Tabular):
         apart = replace(self, tokenizer=tokens).fields_apart
         values = bool(apart) or any(tensor.verdict not in fine for tensor in self.tensors)
         done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
-        counts = {"tensors": (done, len(self.tensors))}
-        if not self.tensors:
+        late = sum(row.kind == "tensor" and row.state == LATE for row in self.not_compared)
+        counts = {"tensors": (done, len(self.tensors) + late)}
+        if not self.tensors and not late:
             counts = {name: (count, count) for name, count in self.compared.items()}
         unreadable = [
             NotCompared("tensor", tensor.key, "unreadable")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from aprfmt.base.budget import Budget
 from aprfmt.causes import CAUSES
 from aprfmt.causes.hyperparameters import (
     contradiction_sentences,
@@ -26,19 +27,20 @@ from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
+from aprfmt.model.ledger import LATE
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
 _SIZES = ("n_heads", "n_kv_heads", "head_dim")
 _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim if no key gives them
 
 
-def compare_models(a: Model, b: Model) -> Levels:
+def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     """Compare identity, hyperparameters and tensors of two open models."""
     found = Levels()
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         whole = with_restored_key(good, bad, label) or with_claim_of(good, bad, label)
         if whole is not None:
-            return _compare_unread(good, whole, label)
+            return _compare_unread(good, whole, label, budget)
     for label, model in (("A", a), ("B", b)):
         zeros = zero_tensors_of_model(model)
         if zeros:
@@ -52,7 +54,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked.append("identity: the same file")
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
-    report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
+    report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"), budget=budget)
     found.stated += related_causes(report, {"A": a, "B": b})
     _compare_identity(a, b, report, found)
     if found.reason:
@@ -65,6 +67,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         flags(a, b, found)
         record_tokenizers(a, b, found)
         equal = all(row.verdict in EQUAL for row in report.tensors)
+        equal = equal and not any(row.state == LATE for row in report.not_compared)
         found.unmoved = equal and not found.findings and not report.hyperparameters
         if found.unmoved and found.stated:
             found.checked.append(_NO_PASS)
@@ -122,11 +125,13 @@ def _is_same_file(a: Model, b: Model) -> bool:
     return a.path.resolve() == b.path.resolve() and len(folders) == 1
 
 
-def _compare_unread(good: Model, whole: tuple[Model, Finding, Evidence], label: str) -> Levels:
+def _compare_unread(
+    good: Model, whole: tuple[Model, Finding, Evidence], label: str, budget: Budget | None
+) -> Levels:
     """Compare a model with one whose configuration was read with one key of the other's."""
     made, finding, error = whole
     pair = (good, made) if label == "B" else (made, good)
-    found = compare_models(*pair)
+    found = compare_models(*pair, budget)
     found.stated.insert(0, finding)
     found.evidence.insert(0, error)
     found.made[label] = made

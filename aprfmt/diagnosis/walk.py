@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.budget import BudgetSpent
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blend import count_values
 from aprfmt.diagnosis.dumped_ranks import ranks_apart
@@ -37,6 +38,7 @@ from aprfmt.measure.trace_view import backend_name, states_token_ids, unread_arr
 from aprfmt.measure.traces import FirstToken, PointDiff, first_token
 from aprfmt.model import Model
 from aprfmt.model.ledger import (
+    LATE,
     OF_A_PASS,
     Kind,
     Ledger,
@@ -91,7 +93,8 @@ class Walk:
         arrays = unread_arrays(*self.traces.values())
         if a is None or b is None or report is None:
             model = a or b or self.reference
-            return (*arrays, *(() if model is None else ledger(model, OF_A_PASS).left)), None
+            unread = () if model is None else ledger(model, OF_A_PASS).left
+            return (*self.levels.left, *arrays, *unread), None
         kinds: tuple[Kind, ...] = ("tokenizer part", "generation setting")
         sides = ledger(a, kinds), ledger(b, kinds)
         left = (*report.not_compared, *self.levels.left, *not_compared(*sides, kinds), *arrays)
@@ -130,7 +133,7 @@ class Walk:
             return self.done()
         if self.a.model is not None and self.b.model is not None:
             self.reporter.comparing(count_values(self.a.model))
-            self.levels = compare_models(self.a.model, self.b.model)
+            self.levels = compare_models(self.a.model, self.b.model, self.reporter.budget)
             for side in (self.a, self.b):
                 side.model = self.levels.made.get(side.label, side.model)
             if self.levels.reason:
@@ -138,6 +141,10 @@ class Walk:
                 return self.done()
             alone = self.a.kind == self.b.kind == "model"
             if self.levels.ended or (self.levels.unmoved and self.levels.stated and alone):
+                return self.done()
+            report = self.levels.report
+            if report is not None and any(row.state == LATE for row in report.not_compared):
+                self._leave_pass()
                 return self.done()
             if self._two_models():
                 self.pair = ModelPair(self.a.model, self.b.model, self.levels)
@@ -155,7 +162,12 @@ class Walk:
         if self.ids is None:
             return self._without_ids()
         try:
-            self._forward()
+            if self._has_budget():
+                self._forward()
+            else:
+                self._leave_pass()
+        except BudgetSpent:
+            self._leave_pass()
         except AprfmtError as error:
             if not self.levels.findings:
                 raise
@@ -164,6 +176,19 @@ class Walk:
             if not self.levels.checked:
                 return self.done("there is nothing that both sides have")
         return self.done(self._incomparable())
+
+    def _has_budget(self) -> bool:
+        """Return whether the budget has time for passes, and room for the weights they read."""
+        models = {id(m): m for m in (self.a.model, self.b.model, self.reference) if m is not None}
+        nbytes = sum(tensor.nbytes for model in models.values() for tensor in model.values())
+        budget = self.reporter.budget
+        return budget.has_time() and budget.has_room(nbytes)
+
+    def _leave_pass(self) -> None:
+        """Record that the budget left no forward pass."""
+        why = self.reporter.budget.says
+        self.levels.not_checked.append(f"forward pass: {why}")
+        self.levels.left += (NotCompared("level", "forward pass", LATE, why),)
 
     def _of_two_checkpoints(self) -> bool:
         """Record that a trace has one part of another checkpoint than the model it is held to."""

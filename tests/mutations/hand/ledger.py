@@ -108,4 +108,28 @@ ROWS: tuple[Row, ...] = (
         "        return\n",
         "a lost generation config is equal",
     ),
+    Row(
+        "budget-left", "aprfmt/compare/__init__.py",
+        "    undone += [*late, *differing_input_scales(pairs)]\n",
+        "    undone += differing_input_scales(pairs)\n",
+        "equal is said of tensors that a budget left",
+    ),
+    Row(
+        "budget-unmoved", "aprfmt/diagnosis/walk.py",
+        "            if report is not None and any(row.state == LATE for row in report.not_compared):\n",
+        "            if report is None:\n",
+        "equal logits are proven by tensors of which a budget left some",
+    ),
+    Row(
+        "budget-checks", "aprfmt/checks/__init__.py",
+        "            asked.append(row.name)\n",
+        "            pass\n",
+        "PASS over checks that a budget left",
+    ),
+    Row(
+        "budget-runs", "inference/parity/between.py",
+        "            (*late, *ledger(model, OF_A_PASS).left),\n",
+        "            ledger(model, OF_A_PASS).left,\n",
+        "a run that a budget left is not in the verdict",
+    ),
 )  # fmt: skip
