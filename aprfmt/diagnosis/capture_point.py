@@ -1,9 +1,9 @@
-"""Values that were taken elsewhere: they differ, and everything that is computed from them agrees.
+"""Finds values that a run recorded at another place than their name says.
 
-A bias that is really missing shows in what follows. So before an operation is blamed, the pass goes
-on with the reference's own values at the differing points: if the next point through which all of
-them act then agrees with the trace, and did not with the trace's own values, the engine computed
-what the model says and recorded it at another place.
+A bias that is really missing shows in what follows. So before an operation is blamed, the pass
+is continued with the reference's own values at the differing points: if the next point through
+which all of them act then agrees with the trace, and did not with the trace's own values, the
+engine computed what the model says and recorded it at another place.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
 
 
 def find_other_capture_point(case: Mismatch) -> Change | None:
-    """Return that the differing point, and others after it, were taken elsewhere, or None."""
+    """Return a Change that says these points were recorded elsewhere, or None."""
     key = case.view.key
     cut = next((cut for cut in cut_keys(key) if agrees_without(case, cut)), None)
     if cut is None:
@@ -66,7 +66,7 @@ def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
 
 
 def _recorded_values_show(case: Mismatch, cut: ShadowPoint, names: Sequence[str]) -> bool:
-    """Say whether the trace's own values would have shown at the cut, or at a point before it."""
+    """Return whether the trace's own values make a point up to the cut disagree."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     return any(
@@ -80,7 +80,7 @@ def _recorded_values_show(case: Mismatch, cut: ShadowPoint, names: Sequence[str]
 
 
 def _relation_text(case: Mismatch, key: str) -> str:
-    """Say how a point's recorded values follow from the reference's, "" if nothing gives them."""
+    """Return how a point's recorded values follow from the reference's; "" if no relation fits."""
     view = case.found.views[key]
     if view.recorded is None or view.recorded.rows is not None:
         return "some rows of another point"

@@ -1,4 +1,4 @@
-"""The conclusion if no cause was found: no difference, or rounding."""
+"""The conclusion where no cause was found: equal, or different by rounding only."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -81,12 +81,12 @@ def rounding_finding(
 
 
 def _relative_difference(row: PointRow) -> float | None:
-    """Return the relative difference of both runs at a point, else on the run's own input."""
+    """Return the relative L2 of both runs at a point, else that on the run's own input."""
     return row.shadow if row.direct is None else row.direct
 
 
 def largest_gains(points: Sequence[PointRow]) -> Iterator[Evidence]:
-    """Yield the largest gains: a layer's output difference divided by its input difference."""
+    """Yield evidence of the three points that most amplify their layer's input difference."""
     jumps = [row for row in points if row.gain is not None and row.gain > GAIN and row.direct]
     for row in sorted(jumps, key=lambda row: -(row.gain or 0.0))[:3]:
         yield Evidence(

@@ -1,9 +1,4 @@
-"""Shows which part of B makes the difference: passes of B with parts of A's.
-
-Every finding about hyperparameters or tensors is a part of B that can be replaced by A's. With all
-parts replaced B must agree with A; with all but one replaced, the effect of that one is seen; with
-the confirmed ones replaced, one after the other, what is left.
-"""
+"""Measures the effect of each finding by passes of B with other parts replaced by A's."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +18,7 @@ LEAST = 3  # parts that are taken away alone whatever a pass takes
 
 
 def make_pair(a: Model, b: Model) -> RunPair:
-    """Return the pair of two models' passes, both on numpy."""
+    """Return the RunPair of two models that both run on numpy, for tolerances."""
     kinds = [{"weights": weights_class_of(model)} for model in (a, b)]
     moe = any(bool(model.hyper["n_experts"]) for model in (a, b))
     return RunPair(("numpy", "numpy"), finer_weights_class(*(Trace(run, {}) for run in kinds)), moe)
@@ -59,17 +54,18 @@ class MixedResult:
 
 
 class PartMeasurement:
-    """Passes of B with any parts replaced, each made once."""
+    """Passes of B with any parts replaced by A's, each combination computed once."""
 
     def __init__(
         self, passes: PairedPass, parts: Sequence[Touched], probes: Sequence[Probe]
     ) -> None:
+        """Store the passes, the parts and the probes; `live` are the parts that a pass reads."""
         self.passes, self.parts, self.probes = passes, parts, probes
         self.live = [i for i, part in enumerate(parts) if part.hyper or part.keys]
         self.known: dict[frozenset[int], PassResult] = {}
 
     def without(self, chosen: Sequence[int]) -> PassResult:
-        """Return the worst outcome over the probes with these parts replaced by A's."""
+        """Return the worst result over the probes with the chosen parts replaced by A's."""
         which = frozenset(chosen) & frozenset(self.live)
         if which not in self.known:
             blend = self.passes.blend([self.parts[i] for i in sorted(which)])
@@ -78,7 +74,7 @@ class PartMeasurement:
         return self.known[which]
 
     def bare(self, still: Sequence[int]) -> PassResult:
-        """Return the outcome with only `still` replaced, the first probe's points with it."""
+        """Return the first probe's result, with its points, with only `still` replaced by A's."""
         which = frozenset(still) & frozenset(self.live)
         blend = self.passes.blend([self.parts[i] for i in sorted(which)])
         first = self.passes.together(blend, self.probes[0])
@@ -87,14 +83,15 @@ class PartMeasurement:
         return first
 
     def affordable(self) -> bool:
-        """Say whether another pass is within the budget."""
+        """Return whether another pass is within the budget of multiplications."""
         return self.passes.flops + sum(map(self.passes.cost, self.probes)) <= BUDGET
 
     def shares(self, still: Sequence[int]) -> MixedResult:
         """Return the effect of each part on the logits, with all other parts replaced by A's.
 
         `still` are parts that do not change the function (a reordering inside a layer, say). They
-        are replaced in every pass. The points are those with nothing else replaced.
+        are
+        replaced in every pass. The result's points are those with only these replaced.
         """
         bare = self.bare(still)
         rest, found = self.without(self.live), []
@@ -116,9 +113,9 @@ class PartMeasurement:
         return MixedResult(tuple(found), bare, rest.distance, bare.points)
 
     def peeled(self, still: Sequence[int], order: Sequence[int]) -> list[tuple[int, PassResult]]:
-        """Return what is left after each of these parts is replaced too, one after the other.
+        """Return (part, result) after each part of `order` is replaced too, one after the other.
 
-        Steps between the first and the last are left out where passes are too long.
+        Steps between the first and the last are left out where passes take too long.
         """
         steps: list[tuple[int, PassResult]] = []
         for at, i in enumerate(order):
@@ -130,6 +127,6 @@ class PartMeasurement:
 
 
 def _distance_order(found: PassResult) -> tuple[bool, float]:
-    """Return how far a pass is off, for sorting."""
+    """Return a sort key of a pass's distance; distances that are not finite come last."""
     endless = not math.isfinite(found.distance)
     return endless, 0.0 if endless else found.distance

@@ -1,7 +1,4 @@
-"""Two models of which one has no architecture that is read: compared by the names of tensors.
-
-What needs roles, hyperparameters or a pass is left out and said; what `diff` knows is the answer.
-"""
+"""Compares two models by stored tensor names, where an architecture is not known."""
 
 from collections import Counter
 from dataclasses import replace
@@ -20,9 +17,10 @@ _SHOWN = 12
 
 
 def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
-    """Return what comparing stored tensors gives, and what could not be asked, with what lets it.
+    """Return the diagnosis from stored tensors and tokenizers alone.
 
-    Without a difference the reason says what was equal: exit 2, since the rest was not compared.
+    It says what could not be compared, and how to enable that. Without a difference the reason
+    says what was equal: exit 2, since the rest was not compared.
     """
     report = diff_models(a, b, only=("tensors", "tokenizer"))
     findings = list(related_causes(report, {"A": a, "B": b}))
@@ -67,7 +65,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
 
 
 def _why_by_name(report: DiffReport) -> str:
-    """Return why two models were compared by names only."""
+    """Return the reason of a diagnosis that found equal tensors but could run no pass."""
     apart = [row.name for row in report.tokenizer if row.decisive]
     if apart:
         return (

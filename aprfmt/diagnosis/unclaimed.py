@@ -1,4 +1,4 @@
-"""Packed weights of which config.json says nothing, beside a model that says how to read them."""
+"""Packed weights that B's config.json does not declare, read by A's declaration."""
 
 from dataclasses import replace
 
@@ -18,10 +18,10 @@ _TRIED = 12  # weights that are read by the claim, of however many there are
 
 
 def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evidence] | None:
-    """Return `bad` with the claim of packing that `good` has, and its absence as a finding.
+    """Return (`bad` read with the packing that `good` declares, finding, evidence), or None.
 
-    None where `bad` says itself how its weights are read, holds other tensors than `good`'s packed
-    weights, or does not decode by that claim.
+    None where `bad` declares how its weights are read, holds other tensors than `good`'s packed
+    weights, or does not decode by that declaration.
     """
     config = None if bad.folder is None else bad.folder.config
     section, own = (quantization_section(packing_config(side) or {}) for side in (good, bad))
@@ -62,11 +62,11 @@ def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, 
 
 
 def _packed_names(model: Model) -> set[str]:
-    """Return the names of weights that are read from several stored tensors by a claim."""
+    """Return the names of weights that are read from several stored tensors by a declaration."""
     return {name for name, view in model.items() if view.stored[0].packed is not None}
 
 
 def _codes_name(model: Model, name: str) -> str:
-    """Return the name of the stored tensor with a weight's codes: its largest part."""
+    """Return the name of the stored tensor that holds a weight's codes: its largest part."""
     parts = model[name].stored[0].parts
     return max(parts.values(), key=lambda part: part.info.nbytes).info.name

@@ -1,4 +1,4 @@
-"""The order of evidence: identity, hyperparameters, tensors, the forward pass, then the cause."""
+"""The order of a diagnosis: identity, hyperparameters, tensors, forward pass, cause."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -49,7 +49,7 @@ from aprfmt.model.ledger import (
 
 @dataclass
 class Walk:
-    """One diagnosis in progress."""
+    """One diagnosis in progress: the two sides, and what the levels have found so far."""
 
     a: Side
     b: Side
@@ -69,7 +69,7 @@ class Walk:
     chosen: ChosenProbes | None = None  # their probes
 
     def done(self, reason: str = "") -> Diagnosis:
-        """Return the diagnosis with all findings so far."""
+        """Return the diagnosis with all findings so far; `reason` is why it had to stop."""
         levels = self.levels
         levels.close()
         lengths = {} if self.pair is None else self.pair.lengths()
@@ -85,7 +85,7 @@ class Walk:
         )  # fmt: skip
 
     def _left(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
-        """Return what both sides hold that was not compared, and the ledgers of two models."""
+        """Return (items that were not compared, the ledgers of two models or None)."""
         a, b = self.a.model, self.b.model
         report = self.levels.report
         arrays = unread_arrays(*self.traces.values())
@@ -100,7 +100,7 @@ class Walk:
         return left, (joined[0], joined[1]) if joined else None
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about both sides: kinds, architectures, backends."""
+        """Return {"a": ..., "b": ...}: kind, format, architecture, backend; and "first_token"."""
         found: dict[str, Any] = {}
         for side in (self.a, self.b):
             row: dict[str, Any] = {"text": side.text, "kind": side.kind}
@@ -119,13 +119,13 @@ class Walk:
         return found
 
     def say(self, level: Any, text: str, *where: str, number: float | None = None) -> None:
-        """Add a piece of evidence."""
+        """Add a piece of evidence: its level, a sentence, places, and a number."""
         self.levels.evidence.append(Evidence(level, text, tuple(where), number))
 
     # --- the walk ---------------------------------------------------------------------------
 
     def run(self) -> Diagnosis:
-        """Go through the levels until one explains the differences seen in later ones."""
+        """Return the diagnosis: go through the levels until one explains all differences."""
         if self._of_two_checkpoints():
             return self.done()
         if self.a.model is not None and self.b.model is not None:
@@ -166,7 +166,7 @@ class Walk:
         return self.done(self._incomparable())
 
     def _of_two_checkpoints(self) -> bool:
-        """Record that a trace has one part of another checkpoint than the model it is held to."""
+        """Return whether a trace has one part of another checkpoint; if so, add the finding."""
         sides = sorted((self.a, self.b), key=lambda side: side.kind)
         model, run = sides[0].model, sides[1]
         if [side.kind for side in sides] != ["model", "trace"] or self.reference is None:
@@ -186,12 +186,12 @@ class Walk:
         return True
 
     def model_of(self, side: Side) -> Model | None:
-        """Return the model a side ran on: its own, the given one, or the other side's."""
+        """Return the model a side ran on: its own, the one given, or the other side's."""
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
 
     def _taken(self, side: Side, trace: Trace) -> Trace:
-        """Store a side's trace; all zeros means that nothing was recorded."""
+        """Store a side's trace and return it; set `levels.reason` if all its values are zero."""
         self.traces[side.label] = trace
         zeros = zero_points_of_trace(trace)
         if zeros:
@@ -201,7 +201,7 @@ class Walk:
         return trace
 
     def _load(self, side: Side) -> None:
-        """Open a saved trace and add evidence about it."""
+        """Open a side's saved trace and add evidence about it."""
         trace = self._taken(side, trace_side(side, self.ids, self.stack, self.model_of(side)))
         held = sum(trace.values(key) is not None for key in list(trace.records)[:1])
         engine = backend_name(trace)
@@ -221,7 +221,10 @@ class Walk:
             self.say("forward", f"{side.label} has a NaN or an infinity, first at {where}", where)
 
     def _settle_ids(self) -> str:
-        """Use the traces' ids or the given ones, or choose some; return why that fails, or ""."""
+        """Set `ids`: those of the traces, the given ones, or chosen ones.
+
+        Returns why that fails, "" if it does not.
+        """
         named = {
             side.label: found
             for side in (self.a, self.b)
@@ -259,7 +262,7 @@ class Walk:
         return ""
 
     def _without_ids(self) -> Diagnosis:
-        """Compare traces without token ids: point by point only."""
+        """Return the diagnosis of traces without token ids: compared point by point only."""
         self.levels.not_checked.append(
             "token ids: the trace does not say them; give --ids for shadowing and causes"
         )
@@ -272,7 +275,10 @@ class Walk:
 
     @np.errstate(all="ignore")  # NaN and infinities are reported with their place instead
     def _forward(self) -> None:
-        """Compare the passes: two models by parts, then each recorded side, then both traces."""
+        """Compare the passes: two models by parts, then each recorded side, then both traces.
+
+        Adds findings and evidence to `levels`; stops where a side gives `levels.reason`.
+        """
         assert self.ids is not None
         dtype = self._dtype()
         if self.pair is not None:
@@ -287,13 +293,16 @@ class Walk:
         self._conclude()
 
     def _two_models(self) -> bool:
+        """Return whether both sides have a model, and not the same one."""
         return self.a.model is not None and self.b.model is not None and not self._same_model()
 
     def _same_model(self) -> bool:
+        """Return whether both sides have the same model file."""
         a, b = self.a.model, self.b.model
         return a is not None and b is not None and a.path.resolve() == b.path.resolve()
 
     def _dtype(self) -> str:
+        """Return "float64" if a side ran or recorded in float64, else "float32"."""
         wide = any(
             side.choice is not None and side.choice.dtype == "float64" for side in (self.a, self.b)
         )
@@ -302,7 +311,10 @@ class Walk:
         return "float64" if wide else "float32"
 
     def _parts(self, dtype: str) -> None:
-        """Measure the effect of each finding about the files on the forward pass."""
+        """Measure the effect of each finding about the files on the forward pass.
+
+        What remains unexplained is examined in B's own pass.
+        """
         assert self.pair is not None and self.ids is not None
         chosen = self.chosen or self.pair.given(self.ids)
         rest = self.pair.measure(chosen, dtype, self.memory, self.reporter)
@@ -316,6 +328,10 @@ class Walk:
             self._examine(self.b, dtype, against=self.a.model)
 
     def _examine(self, side: Side, dtype: str, against: Model | None = None) -> None:
+        """Judge each operation of a side on the side's own values, and store the result.
+
+        `against` is the reference model; None means the one that the side ran on.
+        """
         model = against or self.model_of(side)
         assert self.ids is not None
         if model is None:
@@ -362,7 +378,7 @@ class Walk:
             self.levels.not_checked.append(f"{side.label}: divergences beyond the first ones")
 
     def _direct(self) -> None:
-        """Compare the two runs with each other at every point."""
+        """Compare the two runs with each other at every point, running models where needed."""
         model = self.model_of(self.a)
         moe = model is not None and bool(model.hyper["n_experts"])
         for side, other in ((self.a, self.b), (self.b, self.a)):
@@ -413,7 +429,7 @@ class Walk:
                     )
 
     def _paired(self, pairs: Sequence[PointDiff]) -> None:
-        """Store the points of both sides; add evidence for NaN and infinities on both."""
+        """Store the compared points; add evidence for NaN and infinities on both sides."""
         self.pairs = pairs
         self.levels.evidence += direct.nonfinite_on_both_sides(pairs)
         self.points = point_rows(pairs, {k: v.examined.before for k, v in self.judged.items()})
@@ -421,7 +437,7 @@ class Walk:
     # --- conclusion -------------------------------------------------------------------------
 
     def _conclude(self) -> None:
-        """Join both sides' findings without the common ones; without findings, judge rounding."""
+        """Add the findings of both sides that they do not share; without any, judge rounding."""
         levels = self.levels
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
         shared = shared_findings(a, b)
@@ -453,7 +469,7 @@ class Walk:
             levels.findings.append(rounded)
 
     def _incomparable(self) -> str:
-        """Return why nothing could be compared, "" if something was."""
+        """Return why nothing could be compared; "" if something was."""
         if self.levels.findings or self.levels.reason:
             return ""
         if self.traces and not any(
@@ -466,7 +482,7 @@ class Walk:
 
 
 def _entry_text(value: Any) -> str:
-    """Return a value of the evidence as text."""
+    """Return a value of the trace's metadata as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {text}" for key, text in value.items())
     if isinstance(value, (list, tuple)):

@@ -35,7 +35,7 @@ _BY_GGUF: Mapping[str, keys.Key] = {key.gguf: key for key in keys.KEYS}
 
 
 def has_tokenizer(carried: Carried) -> bool:
-    """Say whether a model carries a tokenizer, without parsing anything."""
+    """Return whether a model has a tokenizer, without parsing anything."""
     if carried.origin:
         return True
     return bool(carried.length(keys.TOKENS)) and carried.value(keys.MODEL) not in NO_VOCABULARY
@@ -75,7 +75,10 @@ def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
 def _gguf_vocabulary(
     carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None
 ) -> dict[str, Value | TypedValue]:
-    """Return the keys of a vocabulary that did not come from a GGUF."""
+    """Return the GGUF keys of a vocabulary that did not come from a GGUF.
+
+    `data` is the parsed tokenizer.json, None where there is none.
+    """
     if vocabulary.kind not in _MODEL_NAMES:
         raise ConversionError(
             f"{carried.origin or carried.where}: a tokenizer of kind {vocabulary.kind[:40]!r}; "
@@ -117,7 +120,7 @@ def _gguf_vocabulary(
 
 
 def _frame_flags(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
-    """Return what stands before and after every text as bos and eos, as the converter does."""
+    """Return the GGUF keys of bos and eos that stand before and after every text."""
     found: dict[str, Value | TypedValue] = {}
     for role, ids in zip(("bos", "eos"), frame(data or {}), strict=True):
         if len(ids) == 1:
@@ -126,14 +129,17 @@ def _frame_flags(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue
 
 
 def _wordpiece_as_llama_cpp(token: str) -> str:
-    """Return a WordPiece token as llama.cpp's converter spells it: a blank begins a word."""
+    """Return a WordPiece token as llama.cpp's converter spells it: U+2581 begins a word."""
     if token.startswith("[") and token.endswith("]"):
         return token
     return token.removeprefix("##") if token.startswith("##") else BLANK + token
 
 
 def _pre_name_of(carried: Carried, data: Mapping[str, Any] | None) -> str:
-    """Return the `pre` name of a byte-level tokenizer; ConversionError if there is none."""
+    """Return the `tokenizer.ggml.pre` name of a byte-level tokenizer.
+
+    Raises ConversionError if there is none.
+    """
     if data is None:
         raise ConversionError(
             f"{carried.spelled(keys.PRE)}: missing; GGUF readers refuse a vocabulary that does not "
@@ -143,7 +149,7 @@ def _pre_name_of(carried: Carried, data: Mapping[str, Any] | None) -> str:
 
 
 def _special_id_keys(carried: Carried, vocabulary: Vocabulary) -> list[tuple[str, int]]:
-    """Return (key, id) of special tokens; a second stop token becomes eot."""
+    """Return (GGUF key, id) of special tokens; a second stop token becomes eot."""
     ids = dict(vocabulary.ids)
     others = sorted(stated_stops(carried) - {ids.get("eos"), ids.get("eom"), ids.get("eot")})
     if others and others[0] < len(vocabulary.tokens):
@@ -307,7 +313,7 @@ def to_hf(model: "Model") -> dict[str, str]:
 
 
 def _vocabulary_of_lists(carried: Carried) -> Vocabulary | None:
-    """Return the vocabulary of the metadata's lists; None where a tokenizer.json alone is there."""
+    """Return the vocabulary of the metadata's lists; None if only tokenizer.json is there."""
     try:
         return from_metadata(carried)
     except UnsupportedError:
@@ -317,7 +323,7 @@ def _vocabulary_of_lists(carried: Carried) -> Vocabulary | None:
 
 
 def stated_end_ids(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the stop ids of a vocabulary from metadata."""
+    """Return the ids that end a generation, of a vocabulary from metadata."""
     control = {
         vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == keys.CONTROL
     }
@@ -325,7 +331,10 @@ def stated_end_ids(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def _tokenizer_config(carried: Carried, vocabulary: Vocabulary) -> str:
-    """Return a tokenizer_config.json for a built tokenizer.json."""
+    """Return the text of a tokenizer_config.json for a built tokenizer.json.
+
+    `carried` is not used: all writers of files have the same parameters.
+    """
     roles = ("bos", "eos", "unk", "sep", "pad", "mask")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

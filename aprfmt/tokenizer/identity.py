@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def tokenizer_facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
-    """Return what identifies a tokenizer; {} without one.
+    """Return {fact: value} that identify a tokenizer; {} without one.
 
     Equal for two formats of one model, key by key; facts that a format does not have are left out.
     `quick` (for `inspect`) gives the facts that need neither the tokens nor tokenizer.json, and the
@@ -39,7 +39,7 @@ def tokenizer_facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
 
 
 def token_facts(carried: Carried) -> Mapping[str, Any]:
-    """Return the facts that need the tokens; {} without a vocabulary."""
+    """Return {fact: value} that need the vocabulary (digests, counts); {} without one."""
     data = carried.parse_tokenizer_json()
     vocabulary = from_json(carried, data) if data is not None else from_metadata(carried)
     if vocabulary is None:
@@ -70,7 +70,7 @@ def token_facts(carried: Carried) -> Mapping[str, Any]:
 
 
 def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None) -> str:
-    """Return the first `pre` name that splits text as a byte-level vocabulary does; or ""."""
+    """Return the first `pre` name that splits text as a byte-level vocabulary does; "" for none."""
     name = vocabulary.pre
     if vocabulary.kind == "bpe" and data is not None:
         try:
@@ -82,13 +82,13 @@ def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] 
 
 
 def _digest(values: Sequence[Any]) -> str:
-    """Return the SHA-256 of a list, spelled as compact JSON."""
+    """Return the SHA-256 in hex of a list, written as compact JSON."""
     text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _quick_facts(carried: Carried) -> dict[str, Any]:
-    """Return the facts that need no tokens."""
+    """Return {fact: value} that need no tokens: counts, flags, ids, the template's scan."""
     found: dict[str, Any] = {}
     for name, value in (
         ("model", carried.value(MODEL)),

@@ -1,8 +1,9 @@
-"""Chat templates are programs that come from files: they run only in a child process.
+"""Renders chat templates, which are programs from files, in a child process with limits.
 
-The child has CPU, memory and output limits and a sandboxed jinja2 environment; it gets a request as
-JSON on stdin, has no environment variables, and answers with a status word and a text. The static
-scan runs there too, since parsing a hostile template may take as long as rendering it.
+The child has CPU, memory and output limits and a sandboxed jinja2 environment; it gets a
+request as JSON on stdin, has no environment variables, and answers with a status word and a
+text. The static scan runs there too, since parsing a hostile template may take as long as
+rendering it.
 """
 
 import json
@@ -91,7 +92,7 @@ def _refuse_foreign(template: str, where: str) -> None:
 
 
 def same_program(one: str, other: str) -> bool:
-    """Say whether two templates are one program that is only spelled otherwise.
+    """Return whether two templates have the same syntax tree.
 
     False where jinja2 cannot parse one of them within the limits.
     """
@@ -107,8 +108,8 @@ def same_program(one: str, other: str) -> bool:
 def scan_template(template: str) -> list[str]:
     """Return a sentence for each suspicious part of a chat template; [] if there is none.
 
-    Nothing is rendered. The scan is only information: the sandbox protects in any case. What
-    another language's template does is not known here: it is for `foreign_template` to name it.
+    Nothing is rendered. The scan is only information: the sandbox protects in any case. [] too
+    for a template of another language, which `foreign_template` names.
     """
     if foreign_template(template) is not None:
         return []
@@ -119,7 +120,10 @@ def scan_template(template: str) -> list[str]:
 
 
 def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
-    """Run the child on one task and return its answer's text."""
+    """Run the child on one task and return its answer's text.
+
+    Raises UsageError or FormatError for an answer other than "ok", or none.
+    """
     limits = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY, "output": OUTPUT}
     work = {"task": task, "path": import_path(), "limits": limits, **request}
     try:
@@ -153,7 +157,10 @@ def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
 
 
 def _exchange_with_child(child: "subprocess.Popen[bytes]", payload: bytes) -> bytes:
-    """Write the request, read at most the limit. The child reads everything before it writes."""
+    """Write the request to the child and return its answer, up to the limit.
+
+    The child reads everything before it writes.
+    """
     assert child.stdin is not None and child.stdout is not None
     with child.stdin, child.stdout:
         try:
