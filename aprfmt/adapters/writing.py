@@ -1,4 +1,4 @@
-"""An adapter in another spelling: PEFT's folder, a GGUF, kohya's file; each from each."""
+"""Writes an adapter in another spelling: PEFT's folder, a GGUF, or kohya's file."""
 
 import json
 import math
@@ -30,10 +30,11 @@ Texts = dict[str, str]
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a kind of adapter is written: its names, the container, and what goes into it.
+    """How a kind of adapter is written: its names, the container, and its metadata.
 
-    `style` is that of the base's names. `names(name, pair)` yields an ending's full name, the part
-    of the stored pair whose dtype it has, and its values; `facts` gives metadata and text files.
+    `style` is that of the base's names. `names(name, pair, stored)` yields (tensor name, the part
+    of the stored pair whose dtype it has, its values). `facts` returns metadata and text files.
+    `holds` are the special kinds it can express.
     """
 
     called: str
@@ -88,7 +89,7 @@ def convert_adapter(
 
 
 def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
-    """Return how many tensors were read back; ConversionError for one that is not as it was."""
+    """Return how many tensors were read back; ConversionError for one that differs."""
     with open_source(weights) as written:
         for name, (_, raw) in rows.items():
             if name not in written.tensors or written.tensors[name].raw() != raw:
@@ -97,7 +98,7 @@ def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
 
 
 def _named(model: Model, style: str) -> Mapping[str, str]:
-    """Return the names that a style has for the base's stored weights, by its own names."""
+    """Return {stored name: name in `style`} of the base's weights."""
     from aprfmt.arch.draft_head import stored_groups
 
     if model.style == style:
@@ -115,7 +116,10 @@ def _named(model: Model, style: str) -> Mapping[str, str]:
 def _outputs(
     adapter: Adapter, model: Model, named: Mapping[str, str], spelling: Spelling
 ) -> Iterator[tuple[str, NamedBytes]]:
-    """Yield the tensors to write, each with its bytes; the factors keep their dtype."""
+    """Yield (name, (info, bytes)) of the tensors to write; factors keep their dtype.
+
+    Raises ConversionError for what the spelling cannot express.
+    """
     whole = [name for name in adapter.whole if ".base_layer." not in name]
     if whole:
         raise ConversionError(
@@ -147,12 +151,14 @@ def _outputs(
 
 
 def _gguf_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+    """Yield (tensor name, part, values) of a pair in llama.cpp's spelling."""
     turned = stored.embedding
     yield f"{name}.lora_a", "a", pair.b if turned else pair.a
     yield f"{name}.lora_b", "b", pair.a.T if turned else pair.b
 
 
 def _peft_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+    """Yield (tensor name, part, values) of a pair in PEFT's spelling."""
     module = _PREFIX + name.removesuffix(".weight")
     if stored.embedding:
         yield f"{module}.lora_embedding_A", "a", pair.b.T
@@ -165,6 +171,7 @@ def _peft_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str,
 
 
 def _kohya_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+    """Yield (tensor name, part, values) of a pair in kohya's spelling, with alpha."""
     module = _KOHYA + name.removesuffix(".weight").replace(".", "_")
     yield f"{module}.lora_down.weight", "a", pair.a
     yield f"{module}.lora_up.weight", "b", pair.b
@@ -174,7 +181,7 @@ def _kohya_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str
 
 
 def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
-    """Return the pairs by the base's names, their rows in the order of a style."""
+    """Return {the base's name: change} with rows in the order of a style."""
     from aprfmt.arch.draft_head import stored_groups
 
     found = placed(adapter, model)
@@ -190,6 +197,7 @@ def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRan
 
 
 def _row(name: str, stored: Stored, part: str, values: Array) -> NamedBytes:
+    """Return (info, bytes) of values in the dtype that this part of the pair has stored."""
     like = stored.parts.get(part) or stored.parts.get(f"embedding_{part}")
     kind = "F32" if like is None else like.encoding
     held = np.ascontiguousarray(values, np.float32).reshape(values.shape)
@@ -197,7 +205,7 @@ def _row(name: str, stored: Stored, part: str, values: Array) -> NamedBytes:
 
 
 def _alpha(adapter: Adapter) -> float:
-    """Return the one alpha by which alpha / r is the scale of every pair; ConversionError."""
+    """Return the alpha that gives every pair its scale; ConversionError if there is none."""
     every = {pair.scale * pair.rank for pair in adapter.pairs.values()}
     found = every.pop()
     if any(not math.isclose(found, other, rel_tol=1e-7) for other in every):
@@ -211,6 +219,7 @@ def _alpha(adapter: Adapter) -> float:
 def _gguf(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return (metadata, {}) of an adapter in GGUF."""
     base = adapter.config.get("base_model_name_or_path")
     return {
         "general.architecture": model.spec.called["gguf"][0],
@@ -228,7 +237,10 @@ def _gguf(
 def _peft(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], Texts]:
-    """Return PEFT's configuration: the usual rank and alpha, and patterns of the others."""
+    """Return (metadata, {file name: text}) with PEFT's adapter_config.json.
+
+    It has the usual rank and alpha, and patterns for the other pairs.
+    """
     names = _named(model, "hf")
     pairs = zip(placed(adapter, model), adapter.pairs.values(), strict=True)
     modules = {names[name].removesuffix(".weight"): pair for name, pair in pairs}
@@ -253,11 +265,12 @@ def _peft(
 
 
 def _usual(values: Mapping[str, float]) -> float:
+    """Return the most common value."""
     return max(values.values(), key=list(values.values()).count)
 
 
 def _plain(value: float) -> float:
-    """Return a number as JSON has it: whole ones without a point."""
+    """Return a whole number as int, others unchanged."""
     near = round(value)
     return near if math.isclose(value, near, rel_tol=1e-12) else value
 
@@ -265,6 +278,7 @@ def _plain(value: float) -> float:
 def _kohya(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], Texts]:
+    """Return (metadata, {}) of an adapter in kohya's spelling."""
     ranks = {str(pair.rank) for pair in adapter.pairs.values()}
     return {
         "ss_network_module": "networks.lora",
@@ -291,7 +305,10 @@ def _write(
     force: bool,
     dry_run: bool,
 ) -> tuple[tuple[Path, ...], dict[Path, int]]:
-    """Write the file, or the folder; everything is published together."""
+    """Write the file or the folder at once; return (paths, {path: bytes}).
+
+    With `dry_run` nothing is written, and the sizes are those of the tensors and texts.
+    """
     in_folder = not dst.suffix
     weights = dst / WEIGHTS if in_folder else dst
     beside = {dst / name: text.encode() for name, text in texts.items()}

@@ -51,9 +51,9 @@ def steps(
 ) -> "Array | None":
     """Return the steps of a part of `count` elements (float32), or None where none is known.
 
-    With `columns`, the elements of a row, a part that is whole blocks is cut from the bytes: the
-    steps of a chunk would leave the cache. `row_bytes` is given where rows may end in a padded
-    block, whose rest is no element.
+    `parts` are the stored bytes of a weight by suffix. With `columns`, the elements of a row, a
+    part that is whole blocks is cut from the bytes: the steps of a chunk would leave the cache.
+    `row_bytes` is given where rows may end in a padded block, whose rest is no element.
     """
     if encoding not in CODECS:
         return None
@@ -106,7 +106,7 @@ class Fit:
 
     @property
     def how(self) -> str:
-        """Name what made such errors, "" for errors that no quantizer makes."""
+        """What made such errors, in words; "" for errors that no quantizer makes."""
         if self.ends > MOST_ENDS:
             return ""  # nothing is left to judge: a copy whose codes are lost has ends alone
         steady = abs(self.slope) <= self.slope_limit
@@ -121,7 +121,7 @@ class Fit:
         return "rounded with the errors made up for, as GPTQ does" if few else ""
 
     def says(self) -> str:
-        """Say the numbers."""
+        """Return the numbers of the fit in words."""
         return (
             f"errors in its own steps: root mean square {self.rms:.2g}, mean {self.mean:+.2g}, "
             f"largest {self.largest:.3g}, {100 * self.beyond:.2g} % beyond one"
@@ -129,7 +129,10 @@ class Fit:
 
 
 def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
-    """Return the errors of a copy `y` of `x` (both [..., columns]), whose lattice is given."""
+    """Return the errors of a quantized copy `y` of `x`, in steps of the copy's lattice.
+
+    Both are [..., columns].
+    """
     columns = x.shape[-1] if x.ndim > 1 else x.size
     x, y = (np.asarray(v, np.float64).reshape(-1, columns) for v in (x, y))
     step, low, high = (np.asarray(v, np.float64).reshape(x.shape) for v in lattice)
@@ -167,7 +170,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
 
 
 def _worst_runs(error: "Array") -> tuple[float, float]:
-    """Return the largest mean and root mean square of RUN neighbours of a row."""
+    """Return the largest (mean, root mean square) of RUN neighbours in a row of errors."""
     whole = error.shape[1] // RUN * RUN
     if not whole or not error.size:
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""What comparing two tensors gives: frozen records with numbers, no sentences."""
+"""The records of comparing two tensors: verdicts and numbers, without sentences."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
@@ -53,7 +53,7 @@ class ValueStats:
 
     @property
     def alone(self) -> bool:
-        """Say whether one side is not finite where the other holds something else."""
+        """Whether one side is not finite where the other holds something else."""
         return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
@@ -101,13 +101,13 @@ class TensorDiff:
     explanation: Finding | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data."""
+        """Return plain data, with the explanation in the form of `diff`."""
         found = self.explanation
         rest = asdict(replace(self, explanation=None))
         return {**rest, "explanation": None if found is None else found.of_pair()}
 
     def unexplained(self, weak: Collection[str] = ()) -> bool:
-        """Say whether it differs and nothing certain explains that, or only one of these causes."""
+        """Return whether it differs without a certain explanation other than those in `weak`."""
         found = self.explanation
         certain = found is not None and found.confirmed and found.cause not in weak
         return self.verdict == "DIFFERENT" and not certain

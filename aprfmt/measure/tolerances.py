@@ -1,9 +1,9 @@
-"""Every tolerance of comparing runs, once: number, unit, reason.
+"""All tolerances for comparing two runs: number, unit, reason.
 
 A tolerance is a relative L2 distance of a whole capture point. The base depends on the coarser
-arithmetic of the two runs; errors of float arithmetic grow slowly with depth, and expert choices
-make them jump. Measured: float32 runs of an 8-layer model are within 1.2e-6 of each other and of
-float64, f16 3.9e-3, bf16 1.5e-2; the smallest real bug seen is 2.7e-4.
+arithmetic of the two runs; errors of float arithmetic grow slowly with depth, and expert
+choices make them jump. Measured: float32 runs of an 8-layer model are within 1.2e-6 of each
+other and of float64, f16 3.9e-3, bf16 1.5e-2; the smallest real bug seen is 2.7e-4.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """A bound and why it is what it is."""
+    """A bound on relative L2, and the reason for it."""
 
     rel_l2: float
     reason: str
@@ -37,7 +37,7 @@ MOE_FACTOR = 5.0
 
 
 def tolerance(dtype_a: str, dtype_b: str, *, moe: bool = False) -> Tolerance:
-    """Return the bound for two runs, by the coarser arithmetic."""
+    """Return the bound for two runs by the coarser arithmetic; `moe`: experts may flip."""
     worst = max((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)
     if not moe or worst.rel_l2 < 1e-3:
         return worst
@@ -87,7 +87,7 @@ STATISTICS, LEAST_STATISTICS = 5.0, 2e-3
 
 
 def statistics_tolerance(dtype_a: str, dtype_b: str) -> float:
-    """Return by which share of the values' size the statistics of two runs may differ."""
+    """Return the share of the values' size by which statistics of two runs may differ."""
     return max(LEAST_STATISTICS, STATISTICS * tolerance(dtype_a, dtype_b).rel_l2)
 
 
@@ -123,20 +123,18 @@ LANES = 8
 
 
 def own_loss_bound(nats: float, dtype: str, vocab: int) -> float:
-    """Return how far one label's loss may be off, in nats, for having been computed in `dtype`.
+    """Return how far one label's loss may be off, in nats, for being computed in `dtype`.
 
     The loss of logits z is l = r + s: r = max z - z[label], s = ln S, S = sum of exp(z - max z).
     With unit roundoff u, each result rounded once and exp and ln within one unit in the last place
     (2u), to first order:
-
     - the differences z - max z are off by u times their size: u r at the label, and in s by u times
-      their mean under the softmax, which is its entropy less s, so at most u (ln vocab - s);
+    their mean under the softmax, which is its entropy less s, so at most u (ln vocab - s);
     - exp adds 2u to s, ln 2u s, and the last sum u l.
-
     Together at most u (l + r + s + ln vocab + 2) = u (2 l + ln vocab + 2); u l more allows for
     one rounding of the value that is handed back. S itself is added up in float32 at least, in
     LANES running sums: vocab / LANES additions, each off by 2^-24 of S at most. The float64 loss
-    that it is held against errs in the same way.
+    that it is compared with errs in the same way.
     """
     bound = 0.0
     for u in (ROUNDOFF[dtype], ROUNDOFF["float64"]):
@@ -193,7 +191,7 @@ FIRST_CAUSE_BAND: dict[str, tuple[float, float]] = {"ffn_gate": (0.7, 1.4)}
 
 
 def ratio_band(point: str) -> tuple[float, float]:
-    """Return the band of a point's ratio."""
+    """Return (low, high) that the ratio of two standard deviations of a point should have."""
     return FIRST_CAUSE_BAND.get(point, RATIO_BAND)
 
 
@@ -279,7 +277,7 @@ def weights_class(encodings: Sequence[str]) -> WeightClass:
 
 
 def ordered_backends(a: str, b: str) -> tuple[str, str]:
-    """Return two backends in the order of keys."""
+    """Return two backend names in alphabetical order, as keys of calibrated rows have them."""
     return (a, b) if a <= b else (b, a)
 
 
@@ -296,7 +294,8 @@ def threshold(
     """Return the bound of a point for two runs.
 
     A calibrated row of this very pair, weight class and dtype wins; then the rows above; then the
-    bound of the coarser arithmetic, which grows with the depth of the layer.
+    bound of the coarser arithmetic, which grows with the depth of the layer. `depth` is the
+    layer's number.
     """
     base = tolerance(*dtypes, moe=moe)
     coarser = max(dtypes, key=lambda dtype: BASE[dtype].rel_l2)

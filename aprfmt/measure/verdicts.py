@@ -1,4 +1,4 @@
-"""The verdicts on two sides, the levels of evidence, and how sure a cause is."""
+"""The verdicts on two sides, the levels of evidence, and the levels of certainty."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -40,5 +40,5 @@ CERTAINTIES: dict[Certainty, str] = {
 
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict of several together: the worst; without any, that nothing differs."""
+    """Return the worst of several verdicts; "same" for none."""
     return max(verdicts, key=list(VERDICTS).index, default="same")

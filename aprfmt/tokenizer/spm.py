@@ -83,8 +83,9 @@ class SpmEngine:
 
     @cached_property
     def _whole(self) -> dict[bool, dict[str, tuple[list[int], dict[str, int]]]]:
-        """{parse_special: {first character: (lengths, longest first; {text: id})}} of added
-        tokens.
+        """{parse_special: {first character: (lengths, {text: id})}} of added tokens.
+
+        The lengths are sorted, longest first.
         """
         tables: dict[bool, dict[str, tuple[list[int], dict[str, int]]]] = {True: {}, False: {}}
         for i in ids_split_first(self._vocabulary):
