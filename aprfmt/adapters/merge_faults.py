@@ -37,7 +37,7 @@ FLAT = 64  # values under one scale of bitsandbytes, which rows do not end
 
 
 class Factor(NamedTuple):
-    """A factor by which a mistake multiplies the change, and the mistake in words."""
+    """A multiple of the change that a mistake makes, and the mistake in words."""
 
     times: float
     says: str

@@ -41,7 +41,7 @@ _ROWS = 1 << 20  # elements made at a time
 
 
 class MergedTensor(LazyTensor):
-    """A weight with a pair added `times` times, in its own encoding or `encoding`."""
+    """A base weight with a pair added `times` times, in `encoding` or the base's own."""
 
     __slots__ = ("_times", "base", "info", "pair")
 
@@ -70,12 +70,12 @@ class MergedTensor(LazyTensor):
 
     @property
     def base_encoding(self) -> str:
-        """The encoding in which the base's file holds the weight."""
+        """The encoding of the weight in the base's file, also where it was decoded first."""
         base = self.base
         return base.packed_as if isinstance(base, DecodedTensor) else base.info.encoding
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop) of the merged weight, made now."""
+        """Return bytes [start, stop) of the merged weight, computed now."""
         stop = self.info.nbytes if stop is None else min(stop, self.info.nbytes)
         row = self.info.row_bytes
         if not row or start >= stop:
@@ -161,9 +161,7 @@ class MergedSource:
     """A Source with some tensors replaced; everything else is the wrapped file's."""
 
     def __init__(self, source: Source, tensors: Mapping[str, LazyTensor], record: str) -> None:
-        """Replace `tensors`; `record` is the JSON of merged adapters for the metadata, "" for
-        none.
-        """
+        """Replace `tensors`; `record` is the JSON of merged adapters for the metadata, or ""."""
         self._source = source
         self.tensors: Mapping[str, LazyTensor] = {**source.tensors, **tensors}
         self.metadata: Mapping[str, Value] = (

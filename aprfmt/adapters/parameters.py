@@ -56,7 +56,7 @@ OTHER_ORDERS = (
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one stored weight as factors: left @ right, for each expert its own.
+    """The change of one stored weight: scale * (left @ right), for each expert its own.
 
     `left` is [rows, r] or [experts, rows, r], `right` [r, columns] or [experts, r, columns].
     """

@@ -68,7 +68,7 @@ def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> Adapte
 
 
 def _group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
-    """Return the roles of a weight by the adapter's spelling of its name."""
+    """Return the bound group of a weight, whose roles it holds; UnsupportedError if none fits."""
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:
         groups: Sequence[BoundGroup] = bind_names(base.spec, style, [name]).groups

@@ -48,11 +48,11 @@ class Spelling:
 def convert_adapter(
     src: Path, dst: Path, base: Path, *, force: bool = False, dry_run: bool = False
 ) -> ConversionReport:
-    """Write an adapter as a GGUF, as kohya's .safetensors or as a PEFT folder, by `dst`'s name.
+    """Write an adapter as GGUF, kohya's .safetensors or PEFT folder; return the report.
 
-    The base gives names, and the order of rows. Factors keep their dtype and values. Raises
-    ConversionError for what the other spelling cannot say: DoRA in GGUF, embeddings in kohya's,
-    scales that are no one alpha in GGUF.
+    `dst`'s extension decides which. The base gives names, and the order of rows. Factors keep their
+    dtype and values. Raises ConversionError for what the other spelling cannot say: DoRA in GGUF,
+    embeddings in kohya's, scales that are no one alpha in GGUF.
     """
     spelling = SPELLINGS.get(dst.suffix.lower())
     if spelling is None:

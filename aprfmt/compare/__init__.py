@@ -207,9 +207,7 @@ def diff_models(
 def _uncompared_sections(
     a: Model, b: Model, alignment: Alignment, tokens: "_Tokens"
 ) -> Iterator[NotCompared]:
-    """Yield the sections (hyperparameters, tokenizer, metadata) that cannot be compared, and
-    why.
-    """
+    """Yield the sections (hyperparameters, tokenizer, metadata) that cannot be compared."""
     if not alignment.by_role:
         why = "the architecture of one is not known"
         yield NotCompared("config key", "hyperparameters", "unreadable", why)

@@ -196,7 +196,7 @@ class DiffReport(Tabular):
         return counts
 
     def worst(self, count: int | None = None) -> Sequence[TensorDiff]:
-        """Return tensors worst first: by verdict, those with NaN on one side, by relative L2."""
+        """Return the `count` worst tensors: by verdict, then NaN on one side, then relative L2."""
         order = {verdict: i for i, verdict in enumerate(TENSOR_VERDICTS)}
         ranked = sorted(
             self.tensors,

@@ -281,7 +281,7 @@ def _nudged_models(patched: PatchedModel) -> Iterator[PatchedModel]:
 
 
 def _rounded_pass(patched: PatchedModel, recorded: RecordedTrace, level: Arithmetic) -> ShadowPass:
-    """Return the shadow pass of the reference rounded like an arithmetic."""
+    """Return the shadow pass of the reference model rounded in this arithmetic."""
     return shadow_pass(level.make(patched, level.dtype), recorded.within({}))
 
 

@@ -88,7 +88,10 @@ def measure_agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agre
 
 @dataclass(frozen=True)
 class Solution:
-    """A change that makes the point agree. `then` is the next divergence with it, or None."""
+    """A change that makes the point agree, and the pass with the change applied.
+
+    `residual` is the point's relative L2 with it, `then` the next divergence or None.
+    """
 
     change: Change
     layers: Layers
@@ -102,9 +105,11 @@ class Solution:
 
 @dataclass(frozen=True)
 class Divergence:
-    """One explained (or unexplained) divergence. `others` are equally good explanations.
+    """A point that disagrees on the run's own input, with or without an explanation.
 
-    `inside` are the weights that the unexplained operations read, by key.
+    `answer` is the change that explains it, `others` are equally good explanations. `likely` is a
+    suspected cause without one. `inside` are the keys of the weights that the unexplained
+    operations read.
     """
 
     view: ShadowPoint

@@ -34,7 +34,7 @@ class PairHolder(Holder):
         return self._base.find(self._label(key), owner)
 
     def replace(self, key: str, owner: Hashable, placed: Any) -> None:
-        """Replace a placed tensor by equal numbers at another address."""
+        """Replace a placed tensor by one of equal values at another address."""
         self._base.replace(self._label(key), owner, placed)
 
     def has(self, key: str, owner: Hashable) -> bool:

@@ -61,7 +61,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
 
 
 def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
-    """Return the keys of points in all layers: engines record a point the same way in each."""
+    """Return the keys of these points in every layer: engines record a point alike in each."""
     return {key_name(name, layer) for name in names for layer in range(case.patched.n_layers)}
 
 

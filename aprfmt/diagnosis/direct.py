@@ -36,7 +36,7 @@ NO_POINT = (1 << 30, 0)  # the place of what is no point of its own
 
 
 def shared_keys(a: TraceLike, b: TraceLike) -> list[str]:
-    """Return the keys both traces have, in execution order."""
+    """Return the keys of points that both traces have, in execution order."""
     both = [key for key in a.records if b.find(key) is not None]
     both += [key for key in b.records if key not in a.records and a.find(key) is not None]
     return sorted({key for key in both if execution_order(key) != NO_POINT}, key=execution_order)

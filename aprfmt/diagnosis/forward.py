@@ -17,7 +17,7 @@ from aprfmt.measure.proofs import cap_proof, unfitted_proof
 
 @dataclass
 class JudgedTrace:
-    """Findings and evidence about one side's trace."""
+    """The findings and evidence about one side's trace; `label` is the side."""
 
     label: str
     examined: Examined
@@ -116,7 +116,7 @@ def _explained_finding(label: str, divergence: Divergence) -> Finding:
 
 
 def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
-    """Return the finding of a divergence that nothing explains."""
+    """Return the finding of a divergence without an explanation: where, and what it may be."""
     view, cause = divergence.view, divergence.likely
     if cause == "nonfinite":
         return _nonfinite_finding(label, view)
@@ -285,7 +285,7 @@ def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
 
 
 def shared_findings(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that both sides have; they are no difference between the two."""
+    """Return the findings of `first` that `second` has too: no difference between the sides."""
     return [
         finding
         for finding in first

@@ -61,7 +61,7 @@ class CoverageText:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One piece of evidence: the level, a sentence, and the number."""
+    """One piece of evidence: the level, a sentence, its places, and a number if there is one."""
 
     level: Level
     says: str
@@ -96,9 +96,9 @@ class PointRow:
 
 @dataclass(frozen=True)
 class Diagnosis(Tabular):
-    """Where two models, traces or runs first differ, and why. `exit_code` carries the verdict.
+    """The result of `diagnose`: where two models, traces or runs first differ, and why.
 
-    `complete`: with the confirmed causes taken away nothing but rounding is left; None where that
+    `complete`: with the confirmed causes removed nothing but rounding is left; None where that
     was not measured. `coverage` says what was run, compared without a run, and not reached.
     """
 
@@ -184,7 +184,10 @@ class Diagnosis(Tabular):
 
     @property
     def first(self) -> str | None:
-        """The first capture point that shows the cause, or the first beyond its tolerance."""
+        """The first capture point that shows the leading cause, else the first one beyond.
+
+        None if there is none.
+        """
         if self.lead is not None and self.lead.first:
             return self.lead.first
         return next((row.key for row in self.points if row.beyond), None)
@@ -245,7 +248,7 @@ class Diagnosis(Tabular):
 
     @property
     def sentence(self) -> str:
-        """The verdict in a sentence."""
+        """The verdict, the leading cause and what was not compared, in one sentence."""
         lead = self.lead
         if self.reason:
             reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
@@ -277,7 +280,7 @@ class Diagnosis(Tabular):
 
     @property
     def proven(self) -> str:
-        """The sentence of a proof that both sides are equal, "" if there is none."""
+        """The sentence that proves both sides equal without a pass; "" if there is none."""
         return next((row.says for row in self.evidence if row.says.startswith("proven")), "")
 
     def _left(self) -> str:

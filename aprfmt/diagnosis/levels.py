@@ -1,4 +1,4 @@
-"""The findings of the first three levels of evidence, while they are collected."""
+"""Collects the findings on configuration, tokenizer and tensors, before any pass is run."""
 
 from dataclasses import dataclass, field
 

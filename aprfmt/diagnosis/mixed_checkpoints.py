@@ -1,8 +1,8 @@
-"""A run that has a part of another checkpoint: the head, the table of tokens, a norm, a layer.
+"""Finds one part of a run's model that is from another checkpoint: head, embedding, layer.
 
-So it is where weights are synchronised in part: a rollout engine keeps its old head. One part of
-the other checkpoint is put into the model at a time, and the one that gives the recorded values is
-the cause. No number is fitted to them.
+So it is where weights are synchronised in part: a rollout engine keeps its old head. One part
+of the other checkpoint is put into the model at a time, and the one that gives the recorded
+values is the cause. No number is fitted to them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

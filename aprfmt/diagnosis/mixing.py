@@ -26,11 +26,12 @@ def make_pair(a: Model, b: Model) -> RunPair:
 
 @dataclass(frozen=True)
 class Share:
-    """The effect of one part: residuals with every other part replaced, and with all replaced.
+    """The effect of one finding on the logits, as relative L2 from A's.
 
-    `odd` locates NaN and infinities in the logits with every other part replaced. `kl_before` and
-    `kl_after` are in nats. `exact`: with it alone the logits are A's to the bit. `alone` is False
-    where no pass was spent on this part.
+    `before`: with every other part replaced by A's; `after`: with all replaced. `first` is the
+    first point beyond its tolerance. `odd` locates NaN and infinities in the logits with every
+    other part replaced. `kl_before` and `kl_after` are in nats. `exact`: with it alone the logits
+    are A's to the bit. `alone` is False where no pass was spent on this part.
     """
 
     before: float
@@ -45,7 +46,10 @@ class Share:
 
 @dataclass(frozen=True)
 class MixedResult:
-    """What every part does, all points with no part taken over, and what all parts leave."""
+    """The effect of every part, the pass with no part replaced, and what all parts leave.
+
+    `shares` are in the order of the parts, `rest` is relative L2, `points` are those of `bare`.
+    """
 
     shares: tuple[Share, ...]
     bare: PassResult

@@ -269,7 +269,7 @@ def _compare_hyperparameters(
 
 
 def _differs_by_length(a: Model, b: Model) -> bool:
-    """Return whether a model's rope depends on the length of the sequence."""
+    """Return whether a model has dynamic rope scaling, which depends on the sequence length."""
     scalings = [model.hyper["rope_scaling"] for model in (a, b)]
     return any(row is not None and row["type"] == "dynamic" for row in scalings)
 

@@ -65,7 +65,7 @@ def compare_quantity(name: str, a: ByName, b: ByName, *, rotates: bool = True) -
 
 
 def longest_context(a: ByName, b: ByName) -> int:
-    """Return the longer of both contexts: no position lies beyond."""
+    """Return the longer of both context lengths, up to which quantities are compared."""
     return max(int(a["context_length"]), int(b["context_length"]))
 
 

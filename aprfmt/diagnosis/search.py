@@ -303,7 +303,7 @@ class Search:
         return []
 
     def _settled(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
-        """Return joined changes with the best of the other values for each but the last one."""
+        """Return joined changes with the best value of each but the last, tried one by one."""
         best = tried
         for at, step in enumerate(tried.steps[:-1]):
             for other in steps:

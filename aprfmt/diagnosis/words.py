@@ -101,7 +101,7 @@ def coverage_lines(result: Diagnosis) -> Iterator[tuple[str, str]]:
 
 
 def report_text(result: Diagnosis) -> str:
-    """Return the whole report without the table of points."""
+    """Return the text of the whole report, without the table of points."""
     lines = [result.sentence]
     for part in (cause_lines, evidence_lines, coverage_lines):
         lines += [line for line, _ in part(result)]

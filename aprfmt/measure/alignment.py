@@ -51,7 +51,7 @@ class TensorPair:
         )
 
     def drop(self) -> None:
-        """Release the mapped pages of both sides: mapped pages count as resident memory."""
+        """Release the mapped pages of both sides, which count as resident memory."""
         for side in (self.a, self.b):
             if side is not None:
                 side.drop()
@@ -143,7 +143,7 @@ def _with_stored_shapes(
 
 
 def _replace_side(pair: TensorPair, side: str, view: View) -> TensorPair:
-    """Return a pair with another view of one side."""
+    """Return the pair with `view` as its side "a" or "b"."""
     return replace(pair, a=view) if side == "a" else replace(pair, b=view)
 
 

@@ -1,17 +1,17 @@
-"""How far a quantized value may be from its source: one step of its codec, or what is usual.
+"""Tolerances of quantized values: steps of the encoding, and errors measured in such steps.
 
 A step is the distance between neighbouring representable values, the largest of the block's (of
-the 256-element superblock's, for K-quants). Measured on clean files without an importance matrix:
-no element is further than one step from its source, while one moved weight is 2.7 steps off and
-more; half a step of an element's own sub-block is the wrong bound.
+the 256-element superblock's, for K-quants). Measured on clean files without an importance
+matrix: no element is further than one step from its source, while one moved weight is 2.7 steps
+off and more; half a step of an element's own sub-block is the wrong bound.
 
-Where the values that a weight could have had are known (`codecs.lattice`), its errors are measured
-in its own steps. Rounding to the nearest gives half a step at most. GPTQ makes up for the error of
-each column in those after it, so that values end up further away; measured on normal and heavy
-tails, 2 to 8 bits, with and without order of activation: root mean square 0.28 to 0.42 steps, up to
-2.3 % beyond one step, mean within 0.02, any 32 neighbours within 0.4 in the mean. AWQ and searches
-for the mean square clip: what lies beyond the ends of its group may be any distance away.
-A zero point off by one is 1 in the mean; a wrong scale is a slope.
+Where the values that a weight could have had are known (`codecs.lattice`), its errors are
+measured in its own steps. Rounding to the nearest gives half a step at most. GPTQ makes up for
+the error of each column in those after it, so that values end up further away; measured on
+normal and heavy tails, 2 to 8 bits, with and without order of activation: root mean square 0.28
+to 0.42 steps, up to 2.3 % beyond one step, mean within 0.02, any 32 neighbours within 0.4 in
+the mean. AWQ and searches for the mean square clip: what lies beyond the ends of its group may
+be any distance away. A zero point off by one is 1 in the mean; a wrong scale is a slope.
 """
 
 from collections.abc import Mapping
@@ -83,12 +83,12 @@ MOST_ENDS = 0.75  # share of values that may be clipped: of one sign and a size,
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Errors of a copy in steps of its own lattice, without what was clipped.
+    """Errors of a quantized copy in steps of its lattice, clipped values left out.
 
-    `near` and `beyond` are shares within NEAR and beyond 1; `slope` is the share of the copy's
-    values that the errors repeat; `slope_limit` what rounding alone may make of it. `run_mean` and
-    `run_rms` are the largest of RUN neighbours; `relative` is the relative L2 distance,
-    `ends` the share of what was clipped.
+    `near` and `beyond` are the shares of values within NEAR steps and beyond one. `mean` and `rms`
+    are of all errors, `run_mean` and `run_rms` the largest of RUN neighbours. `slope` is the share
+    of the copy's values that the errors repeat, `slope_limit` what rounding alone may make of it.
+    `relative` is the relative L2 distance, `ends` the share of clipped values.
     """
 
     count: int

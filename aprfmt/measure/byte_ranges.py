@@ -52,5 +52,5 @@ def units_text(side: RowReader, start: int, stop: int) -> str:
 
 
 def numbered_text(one: str, start: int, stop: int) -> str:
-    """Return `row 3` or `rows 3-9`."""
+    """Return `row 3` or `rows 3-9` for [start, stop); `one` is the word."""
     return f"{one} {start}" if stop - start == 1 else f"{one}s {start}-{stop - 1}"

@@ -19,7 +19,7 @@ UNIT = {
 
 
 def storage_noise(encoding: str) -> float:
-    """Return the largest relative L2 error of storing values in an encoding.
+    """Return the largest relative L2 error of storing values in an encoding (or "A+B").
 
     For quantized encodings it is the measured error of heavy-tailed weights, with slack; without a
     measurement, that of a uniform quantizer with as many bits.

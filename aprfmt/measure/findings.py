@@ -109,7 +109,10 @@ class Finding:
 
     @property
     def confidence(self) -> Confidence:
-        """ "confirmed", "ambiguous" if other causes explain it too, or "unconfirmed"."""
+        """How certain it is in one word: "confirmed", "ambiguous" or "unconfirmed".
+
+        Ambiguous if other causes explain it as well.
+        """
         if not self.confirmed:
             return "unconfirmed"
         return "ambiguous" if self.also else "confirmed"

@@ -149,7 +149,10 @@ def _row(side: Side, position: int, tokens: Sequence[int] | None) -> dict[int, f
 
 
 def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> LogprobTable:
-    """Return the table of the positions that both sides have."""
+    """Return the table of distances at the positions that both sides have.
+
+    `tolerance` is that of the logits: differences are scaled to what an error of every logit makes.
+    """
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
     theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
     both = sorted(set(mine) & set(theirs))

@@ -282,7 +282,7 @@ def is_part_of_b_alone(cause: str, a: "Model | None", b: "Model | None") -> bool
 
 
 def _correlation(model: "Model", first: str, second: str) -> float:
-    """Return the correlation of two tables' first rows; 0 where one is not stored."""
+    """Return the correlation of two tables' first rows; 0.0 where one is not stored."""
     views = [model.roles.get(key) for key in (first, second)]
     if views[0] is None or views[1] is None or views[0].shape != views[1].shape:
         return 0.0

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """What is not finite in two arrays of one shape.
+    """The NaN and infinities in two arrays of one shape.
 
     `alone` counts the elements where a side is not finite and the other holds something else, `at`
     is the index of the first and `values` what the sides hold there, as text. `both` counts those
-    that are alike on both sides, `both_at` is the first. `a` and `b` are each side's own count.
+    that are equal on both sides, `both_at` is the first. `a` and `b` are each side's count.
     """
 
     count: int
@@ -68,6 +68,7 @@ class Census:
     """Counts NaN and infinities of two arrays that come in pieces, in order."""
 
     def __init__(self) -> None:
+        """Start with no elements counted."""
         self.count = self.a = self.b = self.alone = self.both = 0
         self._at: int | None = None
         self._both_at: int | None = None

@@ -46,7 +46,7 @@ def difference(x: "Array", y: "Array") -> "Array":
 
 
 def _exceeds_float64(values: "Array") -> bool:
-    """Return whether values are integers of which float64 does not hold every one."""
+    """Return whether values are 64-bit integers, some of which float64 cannot represent."""
     return values.dtype.kind in "iu" and values.dtype.itemsize == 8
 
 
@@ -56,8 +56,9 @@ def real_values(values: "Array") -> "Array":
 
 
 class PairSums:
-    """Sums over chunks in float64, in order; chunk size matters by float64 rounding only.
+    """Running sums of the differences of two tensors, given in chunks in order.
 
+    Chunk size matters by float64 rounding only.
     `off` is the largest distance in the steps that were given, `beyond` how many elements are
     further than one step apart; `known` is False where a step that was asked for is not known.
     """
@@ -75,10 +76,11 @@ class PairSums:
         self._room: Array | None = None  # used again: fresh pages cost more than the arithmetic
 
     def add(self, a: "Array", b: "Array", steps: "Steps | None" = None) -> None:
-        """Add one chunk, in pieces that stay in the cache; both arrays have the same shape.
+        """Add one chunk of both tensors; both arrays have the same shape.
 
-        `steps` returns the tolerance of every element of a part of the flat arrays, or of all. It
-        is asked for parts that differ, and for those after them.
+        `steps` returns the tolerance of every element of a part of the flat arrays, or one for all.
+        It
+        is called for parts that differ, and for those after them.
         """
         x, y = a.reshape(-1), b.reshape(-1)
         native = native_kernels()
@@ -237,7 +239,7 @@ class PairSums:
         self.ab += exact_dot(x, y)
 
     def stats(self) -> ValueStats:
-        """Return the measures of everything added."""
+        """Return the ValueStats of everything added."""
         if self.dd == 0:
             rel_l2 = 0.0
         elif math.isfinite(self.dd) and 0 < self.aa < math.inf:

@@ -53,6 +53,7 @@ class BytePrefetch:
         ]
 
     def __enter__(self) -> Self:
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
         return self
@@ -179,7 +180,7 @@ def same_length(a: View, b: View) -> bool:
 
 
 def _same_packing(a: View, b: View) -> bool:
-    """Return whether two packed weights claim the same packing."""
+    """Return whether two packed weights have the same parts and configuration."""
     if not (a.parts or b.parts):
         return True
     for x, y in zip(a.stored, b.stored, strict=False):

@@ -76,12 +76,12 @@ class DerivationResult:
 
 @dataclass(frozen=True, slots=True)
 class TensorDiff:
-    """One role of the union of both files, with one verdict.
+    """The comparison of one tensor of both files, with one verdict.
 
     `layout` names what the formats did to the same values (rows permuted, widened, ...);
     `cause` names a defect that was confirmed or the bound that held; `explanation` is what the
-    hypotheses found; `first_byte` is the first
-    differing byte of the logical tensor's stored bytes, where both sides have comparable bytes.
+    hypotheses found; `first_byte` is the first differing byte of the logical tensor's stored bytes,
+    where both sides have comparable bytes.
     """
 
     key: str
@@ -115,10 +115,10 @@ class TensorDiff:
 
 @dataclass(frozen=True, slots=True)
 class DifferenceImage:
-    """Where a tensor differs: one number a cell of [height, width] elements.
+    """Where a tensor differs: one number per cell of [height, width] elements.
 
     `rows` and `columns` are those of the tensor seen as a matrix. A number is the root mean square
-    of a - b over that of all of a, infinite where one side alone is not finite. `a` and `b` have
+    of a - b over that of all of a, infinite where only one side is not finite. `a` and `b` have
     the root mean square of each side's finite values in the same cells.
     """
 
@@ -146,7 +146,7 @@ class FieldDiff:
 
 @dataclass(frozen=True, slots=True)
 class SideRelation:
-    """A change under which one side ("a" or "b") is read, and the other is not."""
+    """A Relation under which one side ("a" or "b") is read and the other is not."""
 
     side: str
     relation: Relation

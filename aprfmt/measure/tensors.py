@@ -64,7 +64,7 @@ def compare_pair(
 
 
 def _side_name(side: View | None) -> str:
-    """Return the first two stored names of a side, "" without one."""
+    """Return the first two stored names of a side joined with a comma; "" for None."""
     return "" if side is None else ", ".join(side.names[:2])
 
 

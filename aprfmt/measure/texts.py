@@ -93,7 +93,10 @@ class SideVerdicts:
 
 
 def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
-    """Return the verdicts on tokenizer, chat template and generation config of two models."""
+    """Return the verdicts on tokenizer, chat template and generation config of two models.
+
+    `tokens` is the comparison of the tokenizers.
+    """
     lines, keys = template_diff(a, b)[2:], differing_generation_keys(a, b)
     counts = {
         **tokens.counts,

@@ -70,8 +70,8 @@ def operation_tolerance(
 ) -> Tolerance:
     """Return the bound for one operation on equal inputs, by the coarser arithmetic.
 
-    `kinds` are what it consists of: classes of weights it multiplies, names of operations; they
-    count where `engine` computes these in its own way.
+    `kinds` are what the operation consists of: classes of the weights it multiplies, names of
+    operations. They count where `engine` computes these in a special way.
     """
     rows = [ONE_OPERATION[dtype_a], ONE_OPERATION[dtype_b]]
     rows += [ENGINE_OPERATION[engine, k] for k in kinds if (engine, k) in ENGINE_OPERATION]
@@ -101,7 +101,10 @@ LEAST_ROUNDED, ALIKE_PRODUCTS = 0.1, 6.0
 
 
 def arithmetic_of_errors(largest: float, middle: float, smallest: float) -> str:
-    """Return the arithmetic that the relative errors of all products point to; "" if to none."""
+    """Return the dtype that the relative errors of all products suggest; "" if none.
+
+    `largest`, `middle` (the median) and `smallest` are relative L2 errors of the products.
+    """
     if not smallest * ALIKE_PRODUCTS >= middle or not largest <= ALIKE_PRODUCTS * middle:
         return ""
     for dtype in ("tf32", "float16", "bfloat16"):
@@ -208,7 +211,7 @@ DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """What two runs of one model may differ by at one point, and why."""
+    """The bound of the difference of two runs at one point, and the reason."""
 
     rel_l2: float
     max_over_rms: float
@@ -267,7 +270,7 @@ class CalibratedBound:
 
 
 def weights_class(encodings: Sequence[str]) -> WeightClass:
-    """Return the class of a model's matrices: the coarsest that has a tenth of them."""
+    """Return the coarsest class that a tenth of the matrices have: exact, half or quantized."""
     exact = [name for name in encodings if name in ("F32", "F64")]
     half = [name for name in encodings if name in ("F16", "BF16")]
     other = len(encodings) - len(exact) - len(half)

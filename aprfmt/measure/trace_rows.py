@@ -77,7 +77,7 @@ def positions_differ(a: RecordLike, b: RecordLike) -> bool:
 
 
 def positions_text(numbers: Sequence[int]) -> str:
-    """Return token positions as text, the first eight of many."""
+    """Return token positions as text: a range, or the first eight of many."""
     if len(numbers) > 4 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

@@ -85,6 +85,7 @@ class WrappedTrace:
     """A trace that delegates everything to another one; subclasses override parts."""
 
     def __init__(self, trace: TraceLike) -> None:
+        """Wrap a trace."""
         self._trace = trace
 
     @property
@@ -154,7 +155,7 @@ def backend_name(trace: TraceLike) -> str:
 
 
 def run_arithmetic(trace: TraceLike, dtype: str) -> str:
-    """Return the dtype that bounds a trace's errors: `tf32` for float32 with TF32 products."""
+    """Return the dtype that bounds a trace's errors: "tf32" for float32 with TF32 products."""
     backend = trace.run.get("backend")
     tf32 = isinstance(backend, Mapping) and bool(backend.get("tf32"))
     return "tf32" if tf32 and dtype == "float32" else dtype

@@ -1,4 +1,4 @@
-"""Comparing two traces point by point: equal tokens, positions and counts, or a refusal."""
+"""Compares two traces point by point, and judges each point by its tolerance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -150,7 +150,7 @@ class TraceDiff:
         return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)))
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data."""
+        """Return plain data: the summary, and all points."""
         return {
             "first": self.first,
             "compared": self.compared,
@@ -166,7 +166,7 @@ class TraceDiff:
 
 
 def check_ids(a: TraceLike, b: TraceLike) -> None:
-    """Raise UsageError where two traces are known to be of other tokens."""
+    """Raise UsageError where two traces are known to be of different token ids."""
     ids_a, ids_b = a.run.get("ids"), b.run.get("ids")
     if ids_a is not None and ids_b is not None and list(ids_a) != list(ids_b):
         at = next(
@@ -394,7 +394,7 @@ def compare_point(
 
 
 def position_axis(point: str) -> int:
-    """Return which axis of a point's values is the token position."""
+    """Return the axis of a point's values that is the token position: 1 for scores, else 0."""
     return 1 if point in ("scores", "probs") else 0  # [heads, tokens, keys]
 
 

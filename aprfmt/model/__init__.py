@@ -60,7 +60,7 @@ class Model(Mapping[str, View], Tabular):
     """An open model; a mapping from the file's own tensor names, and a context manager.
 
     `arch` forces an architecture by name. Where the architecture is unknown the model still
-    opens: `arch_error` says why, and asking for `spec`, `hyper` or `roles` raises it.
+    opens, and asking for `spec`, `hyper` or `roles` raises ArchError.
     `allow_missing` are patterns of required roles that may be missing (completeness.py).
     With `damaged`, faults in config.json and in packed weights are collected too, not raised.
     """
@@ -73,6 +73,7 @@ class Model(Mapping[str, View], Tabular):
         allow_missing: Sequence[str] = (),
         damaged: bool = False,
     ) -> None:
+        """Wrap an open source and its folder; packed weights are joined, nothing else is read."""
         self.source = source
         self.folder = folder
         self._forced = arch
@@ -124,12 +125,12 @@ class Model(Mapping[str, View], Tabular):
 
     @property
     def path(self) -> Path:
-        """What was opened (the first file of a split or folder)."""
+        """The path that was opened (the first file of a split or folder)."""
         return self.source.path
 
     @property
     def format(self) -> str:
-        """Key of FORMATS."""
+        """The format's name, a key of FORMATS."""
         return self.source.format
 
     @cached_property
@@ -152,6 +153,7 @@ class Model(Mapping[str, View], Tabular):
         }
 
     def __getitem__(self, name: str) -> View:
+        """Return the tensor with this stored name; TensorNotFoundError with similar names."""
         if name not in self._lazy:
             raise TensorNotFoundError(self._not_found(name))
         return View(self._lazy[name])
@@ -459,8 +461,9 @@ def open_model(
     allow_missing: Sequence[str] = (),
     rename: Sequence[Rename] = (),
 ) -> Model:
-    """Open a model file, shard index, Hugging Face folder, `org/name` of the hub cache, or address.
+    """Return the opened Model of a file, shard index, folder, hub name or address.
 
+    A folder is Hugging Face's, a hub name is `org/name` of the local hub cache.
     The format is decided by content. config.json and tokenizer files are read from the folder of
     a safetensors file, and from `path` itself if it is a folder. With `damaged`, faults that leave
     the rest readable are collected in `model.damage`, and only reading an affected tensor raises.
@@ -553,7 +556,7 @@ def _shard_index_of(path: Path) -> Path:
 
 
 def recognize_format(path: Path) -> str:
-    """Return the format of a file or folder as a key of FORMATS, also if the file is damaged.
+    """Return the format's name (a key of FORMATS) of a file or folder, even if damaged.
 
     Raises FormatError or UsageError if it is not a model.
     """

@@ -1,9 +1,9 @@
-"""What an adapter's file consists of, and what stands against merging it: by names and config.
+"""The stored tensors of a LoRA adapter by name, and why it may not be mergeable.
 
 No numbers are read, so that `inspect` can promise what a merge will do.
-
-Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py and
-llama-adapter.cpp, which refuses a tensor that is no factor; kohya's sd-scripts, networks/lora.py.
+Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py
+and llama-adapter.cpp, which refuses a tensor that is no factor; kohya's sd-scripts,
+networks/lora.py.
 """
 
 import math
@@ -128,7 +128,7 @@ def value_by_pattern(patterns: Any, module: str, default: Any) -> Any:
 
 
 def adapter_scale(config: Mapping[str, Any], alpha: float, rank: int) -> float:
-    """Return the scale of a pair: alpha / r, with rsLoRA alpha / sqrt(r)."""
+    """Return the factor of a pair's product: alpha / r, with rsLoRA alpha / sqrt(r)."""
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
 

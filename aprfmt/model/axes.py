@@ -1,7 +1,7 @@
-"""Weights whose last two axes are stored the other way round, as the shapes show.
+"""Finds weights whose last two axes are stored exchanged, by their shapes.
 
-Trainers and exporters write stacked experts as [experts, in, out] and matrices as [in, out]. Where
-the two sizes are equal no shape tells; then only a comparison of values does.
+Trainers and exporters write stacked experts as [experts, in, out] and matrices as [in, out].
+Where the two sizes are equal no shape tells; then only a comparison of values does.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Required tensors that are missing: how their absence is accepted, and the messages about it.
+"""Missing required tensors: how the user or the file accepts them, and the error messages.
 
 `Resolution.coverage` lists them. This module holds the error that every command raises, and the
 metadata record with which a file says that tensors are missing on purpose.

@@ -1,4 +1,4 @@
-"""Values of a nested configuration by their paths: read, set or taken out."""
+"""Reads, sets and removes keys of a nested configuration by their paths."""
 
 from collections.abc import Mapping
 from typing import Any

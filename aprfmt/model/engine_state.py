@@ -1,11 +1,12 @@
-"""The weights that an engine holds, read under the names of the model it was given.
+"""Reads the weights that an engine saved, under the tensor names of the published model.
 
-`torch.save(model.state_dict())` of vLLM or SGLang has q, k and v as one `qkv_proj`, gate and up as
-one `gate_up_proj`, all experts of a layer as `w13_weight` and `w2_weight`, and with tensor, expert
-or pipeline parallelism a file for each rank. Each tensor of the model is put together from these,
-so that whatever compares models compares it. Sources: vllm/model_executor/layers/linear.py
-(QKVParallelLinear, MergedColumnParallelLinear, RowParallelLinear), vocab_parallel_embedding.py and
-fused_moe/layer.py; SGLang's layers of the same names.
+`torch.save(model.state_dict())` of vLLM or SGLang has q, k and v as one `qkv_proj`, gate and up
+as one `gate_up_proj`, all experts of a layer as `w13_weight` and `w2_weight`, and with tensor,
+expert or pipeline parallelism a file for each rank. Each tensor of the model is assembled from
+these, so that whatever compares models compares it. Sources:
+vllm/model_executor/layers/linear.py (QKVParallelLinear, MergedColumnParallelLinear,
+RowParallelLinear), vocab_parallel_embedding.py and fused_moe/layer.py; SGLang's layers of the
+same names.
 """
 
 import math
@@ -249,6 +250,7 @@ class _Reader:
     """
 
     def __init__(self, path: Path, published: Model, held: Mapping[str, _Held]) -> None:
+        """Store the published model and the state's tensors by name."""
         self._path, self._model, self._held = path, published, held
         self.used: set[str] = set()
         self.notes: list[Note] = []
@@ -256,7 +258,7 @@ class _Reader:
         self._head = int(hyper["head_dim"] or 1)
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
-        """Yield the model's tensors that the state holds, with their names."""
+        """Yield (published name, tensor) for each published tensor that the state has."""
         for name, tensor in self._model.source.tensors.items():
             found = self._found(name, tensor)
             if found is not None:

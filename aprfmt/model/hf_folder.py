@@ -1,4 +1,4 @@
-"""A Hugging Face folder: config.json, weights or their index, and the tokenizer's files.
+"""Reads a Hugging Face folder: finds the weights, config.json, and the tokenizer's files.
 
 Only plain JSON and text are read here, each through the bounded loader; nothing is executed and
 nothing outside the folder is opened.
@@ -60,9 +60,10 @@ MAX_TEXT = 64 << 20  # the largest real tokenizer.json is about 35 MB
 
 
 class FolderTexts(Mapping[str, str]):
-    """File name -> verbatim content of the text files of a folder; each is read when asked for."""
+    """{file name: text} of a folder's known text files; each is read when it is accessed."""
 
     def __init__(self, folder: Path) -> None:
+        """List the known text files that exist in the folder."""
         self._folder = folder
         self._names = tuple(name for name in TEXT_FILES if (folder / name).is_file())
 
@@ -249,9 +250,10 @@ def hub_cache_snapshot(name: str) -> Path | None:
 
 
 def snapshot_of_cache(folder: Path) -> Path | None:
-    """Return the snapshot of a folder inside a hub cache: a repository, or a cache of only one.
+    """Return the snapshot folder in a hub cache's folder; None for any other folder.
 
-    None for any other folder. Raises UsageError with the names where a cache holds several.
+    `folder` may be a repository of the cache, or a cache with only one. Raises UsageError with the
+    names where a cache holds several.
     """
     if is_remote(folder):
         return None
@@ -274,7 +276,7 @@ def snapshot_of_cache(folder: Path) -> Path | None:
 def newest_snapshot(repository: Path, asked: str = "") -> Path | None:
     """Return the snapshot that refs/main names, else the newest; None where there is none.
 
-    Where `asked` names the repository, the user is told which commit it is.
+    Where `asked`, the repository's name, is given, the user is told which commit is used.
     """
     found = _cached_snapshot(repository)
     if asked and found is not None:

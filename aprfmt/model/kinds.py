@@ -1,4 +1,4 @@
-"""What a file is that opens but is no whole model: said by name, with the next command.
+"""Recognises files that open but are no whole model: adapters, imatrix, projectors, ...
 
 A row of KINDS recognises one kind by what its writers put into it. `--arch` overrides this: who
 names an architecture gets a model of it.

@@ -1,7 +1,8 @@
-"""The ledger of a model: one inventory of all it is made of, each item with exactly one reading.
+"""The ledger: an inventory of all items of a model, and the verdicts that depend on it.
 
-Every command takes its denominators from here, and `pronounce` alone says equal, same, PASS,
-verified or complete. Nothing is read before the ledger is asked for, and no tensor then.
+Each item has exactly one reading. Every command takes its totals from here, and `pronounce`
+alone says equal, same, PASS, verified or complete. Nothing is read before the ledger is asked
+for, and no tensor then.
 """
 
 import hashlib
@@ -112,8 +113,8 @@ class NotCompared:
 class Ledger:
     """The items of a model, in the order of KINDS, and the parts of it that cannot be read.
 
-    `read_carried` returns the keys of another format that the file keeps under one of its own.
-    Where a ledger of some kinds was asked for, the others are not in it.
+    `read_carried` returns the keys of another format that the file embeds. A ledger made for some
+    kinds has no items of the others.
     """
 
     where: str

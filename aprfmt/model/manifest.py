@@ -1,9 +1,10 @@
-"""The side manifest: hashes of everything a model is made of, so that any damage is found.
+"""The hash manifest of a model: digests of all files and tensors, so that damage is found.
 
-GGUF and safetensors carry no checksum. The manifest stands beside the model as
-`MODEL.aprfmt-hash.json` and has, for every tensor, SHA-256 of its stored bytes and of its decoded
-values; for every file its size, SHA-256 of all bytes, and of the bytes outside the tensors (header,
-metadata, tokenizer, padding); and SHA-256 of the text files of a model's folder.
+GGUF and safetensors carry no checksum. The manifest is written next to the model as
+`MODEL.aprfmt-hash.json` and has, for every tensor, SHA-256 of its stored bytes and of its
+decoded values; for every file its size, SHA-256 of all bytes, and of the bytes outside the
+tensors (header, metadata, tokenizer, padding); and SHA-256 of the text files of a model's
+folder.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -158,7 +159,7 @@ def bytes_between(
 
 
 def check_writable(model: Path, *, force: bool = False) -> None:
-    """Raise the OutputError of `write_manifest` at once, before anything is hashed or fetched."""
+    """Raise the OutputError that `write_manifest` would raise, before anything is hashed."""
     files = FileSet(force=force)
     try:
         files.create(manifest_path(model))

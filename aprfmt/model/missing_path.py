@@ -14,7 +14,7 @@ _MOST = 3
 
 
 def missing_path_message(path: Path) -> str:
-    """Return why a path names no model, as one line: near names, a repository, a missing folder."""
+    """Return why a path names no model, with near names or what else may be meant."""
     text = str(path)
     said = f"{text}: no such file or folder"
     if path.is_symlink():

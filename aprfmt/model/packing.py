@@ -1,7 +1,7 @@
-"""Where a model says how its weights are quantized.
+"""Finds what a model's files declare about the quantization of its weights.
 
-config.json says it, ModelOpt's own file where that does not; what torchao's classes are made of
-stands in the metadata of safetensors, which our GGUF and APR files carry.
+config.json declares it, ModelOpt's own file where that does not; what torchao's classes are
+made of is in the metadata of safetensors, which our GGUF and APR files embed.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,10 @@
-"""PATTERN: how a user names tensors, in whichever spelling.
+"""Matches the PATTERN with which a user names tensors, in any spelling.
 
 A pattern is whole dot-components from the left (`blk.1` does not match `blk.10`;
 `blk.3.ffn_gate` matches its weight and bias, not `ffn_gate_inp`), a glob, or `re:...`. If plain
-components match nothing from the left, they are tried anywhere in a name: `ffn_gate` then matches
-the gate of every layer. Every spelling of a tensor is tried: its name in either file, and its role.
+components match nothing from the left, they are tried anywhere in a name: `ffn_gate` then
+matches the gate of every layer. Every spelling of a tensor is tried: its name in either file,
+and its role.
 """
 
 import re

@@ -1,8 +1,7 @@
-"""A quantization's claims held against the weights that are there.
+"""Checks which modules config.json declares quantized against the weights in the file.
 
-config.json says which modules are packed and which are left as they are; loaders build their
-modules by it. A plain weight that is claimed as packed is then dropped, and so are the parts of a
-packed one that a list leaves as it is.
+Loaders build their modules by that declaration. A plain weight that is declared packed is then
+dropped, and so are the parts of a packed one that a list leaves unquantized.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Renames of tensors: the rule OLD=NEW, and the search for the one that makes a model whole.
+"""Renames of tensors: the rule OLD=NEW, and the search for rules that make names fit.
 
-A rule is a prefix (`OLD` ends with a dot, or is empty) or a run of whole components anywhere in a
-name. `{N}` stands for a number in both, `{N+1}` and `{N-1}` for its neighbours in NEW.
+A rule is a prefix (`OLD` ends with a dot, or is empty) or a run of whole components anywhere in
+a name. `{N}` stands for a number in both, `{N+1}` and `{N-1}` for its neighbours in NEW.
 """
 
 import re
@@ -87,7 +87,7 @@ class Rename:
         return re.sub(r"\.{2,}", ".", made).strip(".")
 
     def __call__(self, name: str) -> str:
-        """Return a name as the rule makes it."""
+        """Return a name with the rule applied."""
         return self.function(name)
 
 
@@ -142,6 +142,7 @@ class RenamedSource:
     """A Source whose tensors have other names; everything else is the wrapped file's."""
 
     def __init__(self, source: "Source", rules: Sequence[Rename]) -> None:
+        """Rename the tensors of `source` by the rules; nothing is read."""
         self._source = source
         names = rename_names(source.tensors, rules, source.path, strict=False)
         self.tensors: Mapping[str, LazyTensor] = {

@@ -1,9 +1,9 @@
-"""Digests of a model's weights as an engine holds them: what a script inside it can compare.
+"""Digests of a model's weights as an engine holds them, for a script in the engine to compare.
 
 Each parameter has its name in vLLM and SGLang (joined `qkv_proj` and `gate_up_proj`, stacked
 experts) beside the published one, and one digest for each tensor-parallel rank: SHA-256 of the
 little-endian float32 values of the rank's share. `rows` is how many rows of the share count: a
-table of the vocabulary has padding behind them.
+table of the vocabulary has padding after them.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
-"""Towers of multimodal checkpoints: the tensors beside the language model, and their two layouts.
+"""Vision and audio towers of multimodal checkpoints: their tensor names in both layouts.
 
-transformers writes them at the top (`vision_tower.`) or below `model.` and reads both. Source: the
-key mappings of its multimodal classes (gemma3, llava, qwen2_vl, qwen2_5_vl, mistral3 and others),
-which put `model.` before these modules, and the one that takes `vision_model.` out of a tower.
+transformers writes them at the top (`vision_tower.`) or below `model.` and reads both. Source:
+the key mappings of its multimodal classes (gemma3, llava, qwen2_vl, qwen2_5_vl, mistral3 and
+others), which put `model.` before these modules, and the one that takes `vision_model.` out of
+a tower.
 """
 
 from collections.abc import Iterable, Mapping

@@ -11,7 +11,7 @@ from aprfmt.tokenizer.vocabulary import filler_text
 
 
 class Engine(Protocol):
-    """Turns text into ids and back."""
+    """Converts text to token ids and back; a Tokenizer delegates to it."""
 
     @property
     def size(self) -> int:

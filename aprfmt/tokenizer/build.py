@@ -186,7 +186,7 @@ def merges_from_scores(vocabulary: Vocabulary, where: str) -> list[tuple[str, st
 
 
 def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
-    """Return the post-processor that adds bos and eos; None if the model uses neither."""
+    """Return the post_processor object that adds bos and eos; None if neither is added."""
     roles = {"bos": vocabulary.add_bos, "eos": vocabulary.add_eos}
     used = {role: vocabulary.ids[role] for role in roles if roles[role] and role in vocabulary.ids}
     if not used:

@@ -48,7 +48,7 @@ class Carried:
         return str(self.model.path)
 
     def value(self, key: Key) -> Value:
-        """Return the metadata's value of a key of the table; None if it is absent."""
+        """Return the metadata value of a Key, by this format's spelling; None if it is absent."""
         spell = _SPELLING.get(self.model.key_style)
         return None if spell is None else self.model.metadata.get(spell(key))
 
@@ -147,7 +147,7 @@ class Carried:
         return text
 
     def parse(self, name: str) -> Mapping[str, Any]:
-        """Return one of the small JSON files; {} if it does not exist. Raises FormatError."""
+        """Return one of the small JSON files, parsed once; {} if it does not exist. FormatError."""
         if name not in self._parsed:
             text = self.files.get(name)
             where = f"{self.where}: {name}"

@@ -198,7 +198,7 @@ def to_apr(model: "Model") -> dict[str, Value]:
 
 
 def _apr_keys_from_gguf(model: "Model") -> dict[str, Value]:
-    """Return a GGUF's keys under APR's names, plus the record needed to convert back."""
+    """Return a GGUF's tokenizer keys under APR's names, with the record to convert back."""
     found: dict[str, Value] = {}
     back: dict[str, list[Value]] = {}
     for key, value in model.metadata.items():
@@ -218,7 +218,7 @@ def _apr_keys_from_gguf(model: "Model") -> dict[str, Value]:
 
 
 def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
-    """Return the GGUF keys an APR was made from, with present values; {} for any other APR."""
+    """Return the GGUF keys that an APR was made from, with current values; {} for others."""
     text = carried.model.metadata.get(keys.APR_GGUF)
     if carried.model.key_style != "apr" or not isinstance(text, str):
         return {}
@@ -240,7 +240,7 @@ def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
 
 
 def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
-    """Return the APR keys of a tokenizer that is a tokenizer.json."""
+    """Return the APR keys of a tokenizer that is given by a tokenizer.json."""
     data = carried.parse_tokenizer_json()
     assert data is not None
     vocabulary = from_json(carried, data)
@@ -276,9 +276,9 @@ def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
 
 
 def to_hf(model: "Model") -> dict[str, str]:
-    """Return tokenizer files of a Hugging Face folder by name; {} without a tokenizer.
+    """Return {file name: text} of a Hugging Face folder's tokenizer; {} without one.
 
-    Carried files are returned verbatim. Without them, tokenizer.json is built, and a
+    Existing files are returned verbatim. Without them, tokenizer.json is built, and a
     tokenizer_config.json with which AutoTokenizer loads it. Raises UnsupportedError for an
     unknown pre-tokenizer or kind.
     """

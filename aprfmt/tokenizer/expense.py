@@ -94,7 +94,7 @@ def _place_after(text: str, at: int, mark: str) -> int:
 
 
 def _unbounded_reasons(parts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons why parts may need unbounded memory or time."""
+    """Yield each reason why a tokenizer.json's parts may need unbounded memory or time."""
     for name in PARTS:
         steps = list(_steps(parts.get(name)))
         if len(steps) > MOST_STEPS:
@@ -146,7 +146,7 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> int:
-    """Return how many times as long a step may make a text, at most."""
+    """Return the factor by which a step may lengthen a text, at most."""
     kind = step.get("type")
     if kind == "Replace":
         content, pattern = step.get("content"), step.get("pattern")

@@ -1,4 +1,4 @@
-"""The Engine that uses the `tokenizers` library: for every tokenizer.json, carried or built."""
+"""The tokenizer engine that uses the `tokenizers` library, for any tokenizer.json."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Facts about a tokenizer that every format can give, for `inspect` and `diff`."""
+"""Facts that identify a tokenizer in every format, for `inspect` and `diff`."""
 
 import hashlib
 import json

@@ -1,7 +1,8 @@
-"""The engine of a tokenizer.json that may need unbounded memory or time: each call goes to a child.
+"""Runs the engine of a suspicious tokenizer.json in a child process with limits.
 
-The library has no limits of its own, and memory that it cannot have ends its process; so that is a
-child's, with limits of address space and CPU time. Where it ends, the call is a FormatError.
+The library has no limits of its own, and memory that it cannot have ends its process; so that
+is a child's, with limits of address space and CPU time. Where it ends, the call is a
+FormatError.
 """
 
 import json

@@ -1,9 +1,10 @@
-"""llama.cpp's own rendering of a chat template, by its server's `/apply-template`.
+"""Renders chat templates with llama.cpp, by its server's `/apply-template`.
 
-The server is the program llama-server, or the one inside the package xllamacpp. It loads a model
-that is made for it: one layer of zeros whose vocabulary has the model's special tokens, and whose
-metadata have its chat template. So any model's template is rendered, whatever its size, format and
-architecture. Template and server run in a child process that is killed when they have answered.
+The server is the program llama-server, or the one inside the package xllamacpp. It loads a
+model that is made for it: one layer of zeros whose vocabulary has the model's special tokens,
+and whose metadata have its chat template. So any model's template is rendered, whatever its
+size, format and architecture. Template and server run in a child process that is killed when
+they have answered.
 """
 
 import json

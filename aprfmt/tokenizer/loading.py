@@ -128,7 +128,7 @@ def _stop_ids(
 
 
 def _tokenizer_from_text(carried: Carried, text: str) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json's text."""
+    """Return the Tokenizer of a tokenizer.json's text, with the tokens that its config adds."""
     engine = engine_of_text(text, carried.origin)
     engine.add(config_added(carried, engine.added()))
     ids = {r: i for r, i in special_ids(carried, engine.id_of).items() if engine.token(i)}

@@ -50,6 +50,7 @@ def environment() -> Any:
             Namespace.__init__(self, names)
 
         def __setitem__(self, name: str, value: Any) -> None:
+            """Set a name; SecurityError for one with a leading underscore."""
             check(name)
             Namespace.__setitem__(self, name, value)
 

@@ -22,7 +22,7 @@ _Pair = tuple[float, int, int, int, int, int]
 
 
 class SpmEngine:
-    """Encodes and decodes with a SentencePiece BPE vocabulary; FormatError without scores."""
+    """An Engine for a SentencePiece BPE vocabulary; FormatError for one without scores."""
 
     def __init__(self, vocabulary: Vocabulary, where: str) -> None:
         """Prepare the pieces that merging can make. `where` begins the message of FormatError."""

@@ -41,8 +41,9 @@ def render(
     variables: Mapping[str, str],
     where: str,
 ) -> str:
-    """Return the messages rendered by a chat template; `variables` are bos_token and the like.
+    """Return the messages rendered by a chat template.
 
+    `variables` are bos_token and the like.
     Raises UsageError if the template rejects the messages, FormatError if it is not a valid
     template, is unsafe, or exceeds a limit (5 s of CPU, 256 MiB, 4 MiB of output).
     """

@@ -15,9 +15,9 @@ _SHOWN = 40  # characters of each side
 
 
 def _llama_cpp_variables() -> dict[str, Any]:
-    """Return the variables that llama.cpp gives every template, and transformers none.
+    """Return {name: value} of the variables that llama.cpp gives every template.
 
-    Source: llama.cpp, common/chat.cpp (2026-10).
+    transformers gives none of them. Source: llama.cpp, common/chat.cpp (2026-10).
     """
     return {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
 

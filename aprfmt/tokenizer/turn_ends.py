@@ -1,7 +1,8 @@
-"""Whether a generation stops where the chat template ends a turn.
+"""Checks that a generation stops where the chat template ends a turn.
 
-The token that the template writes behind an answer is the one a chat model ends its answers with.
-Where it is none of the ids that end a generation, the answer runs on into turns the model makes up.
+The token that the template writes after an answer is the one a chat model ends its answers
+with. Where it is none of the ids that end a generation, the answer runs on into turns the model
+makes up.
 """
 
 import json
