@@ -127,6 +127,7 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
     """Return (answer, comparison of B with A plus the adapter)."""
     from aprfmt.compare import diff_models
 
+    # A with the adapter, compared with B as `diff` compares.
     model, opened, found = merged_model(a, adapter, again=True)
     with opened:
         report = diff_models(model, b, only=("tensors",), explain=False)
@@ -136,6 +137,7 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
         weights = []
         others = []
         same = 0
+        # Changed weights are judged one by one; of the others only differing ones count.
         for row in report.tensors:
             mine, theirs = model.find(row.key), b.find(row.key)
             touched = mine is not None and bool(changed.intersection(mine.names))
@@ -151,9 +153,11 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
                 others.append(row.key)
             else:
                 same += 1
+        # Stacked experts may have been merged with their ranks in another order.
         if any(pair.parameters for pair in found.pairs.values()):
             weights = _try_rank_orders(a, b, adapter, weights)
         others, says = _unexplained_others(model, b, others, changed)
+        # Sentences about contradictory alphas and renamed modules come first.
         apart = alpha_contradiction(found.config, adapter_parts(opened), opened)
         if apart:
             says = (f"judged by adapter_config.json: {apart}", *says)

@@ -99,8 +99,10 @@ def scale_factors(
     `alpha` and `r` are those of the whole adapter, which patterns may overrule for a pair. `stored`
     are scales that tensors beside the pairs give (`.alpha`), which the configuration contradicts.
     """
+    # The alpha of this pair, from its scale.
     own = scale * (math.sqrt(rank) if rank_stabilised else rank)
     power = math.sqrt if rank_stabilised else float
+    # The scale that each usual mistake gives.
     usual = [
         (own / rank, "use_rslora is ignored: the scale is alpha / r")
         if rank_stabilised
@@ -118,6 +120,7 @@ def scale_factors(
         (power(rank) / own if own else 0.0, "the scale is turned over: r / alpha"),
     ]
     usual += [(each, "the scale is that of the .alpha tensors") for each in stored]
+    # As multiples of the right scale; equal ones are one factor.
     found: dict[float, list[str]] = {}
     for other, says in usual:
         times = other / scale if scale else 0.0

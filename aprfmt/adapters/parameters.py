@@ -214,15 +214,18 @@ def _placed(
     assert target.group is not None
     hp = base.hyper
     experts = len(left)
+    # Both factors in the base's orientation, before its other layout steps.
     turned, steps = _swapped(target.group.binding.steps, [target.shape], hp)
     if turned:
         left, right = right.swapaxes(1, 2), left.swapaxes(1, 2)
     try:
+        # Follow the rows of the left factor, and their experts, through the steps.
         owners = np.broadcast_to(np.arange(experts)[:, None, None], (*left.shape[:2], 1))
         roles = target.group.roles
         rows = dict(zip(roles, to_logical(steps, [left], hp), strict=True))
         whose = dict(zip(roles, to_logical(steps, [owners], hp), strict=True))
         groups = {id(base.roles[r].group): base.roles[r] for r in roles}
+        # Store them as each of the base's tensors does; a matrix needs one expert.
         for view in groups.values():
             group = view.group
             assert group is not None

@@ -91,6 +91,7 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
             raise ConversionError(f"{adapter.path}: two pairs for {name} of {base.path}")
         found[name] = made
 
+    # Pairs of whole modules, by name or by role.
     for module, pair in adapter.pairs.items():
         if pair.parameters:
             continue
@@ -100,6 +101,7 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
         else:
             name, made = _by_role(adapter, pair, name, base)
         place(module, name, made)
+    # Pairs of single parameters: stacked experts.
     for name, pair, change in parameter_changes(adapter, base, order):
         place(pair.module, name, LowRank(change.right, change.left, change.scale))
     return found
@@ -113,6 +115,7 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
     """
     if adapter.spelling == "kohya":
         return adapter, None
+    # Names that the base does not have, and one prefix that makes all of them fit.
     every = [*adapter.pairs, *adapter.whole]
     astray = [name for name in every if not _has_place(adapter, name, base)]
     if not astray:
@@ -127,6 +130,7 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
     )
     if rule is None:
         return adapter, None
+    # The relation says so, and the adapter is returned under the new names.
     apply = {name: rule(name) for name in astray}
     pairs = tuple((name, apply[name]) for name in astray)
     says = (
@@ -264,6 +268,7 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
     ConversionError for one that the base does not have.
     """
     found = {}
+    # Each whole tensor: the saved embedding, one of the base, or a tied head.
     for name, view in adapter.whole.items():
         plain = name.replace(".base_layer.", ".")
         if plain != name and plain in base:  # PEFT saves the table of tokens whose pair it has
@@ -284,6 +289,7 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
                 f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
                 "does not have under this name; merge it into a base in the adapter's own format"
             )
+    # Shapes must be the base's, but for the number of tokens.
     rows = vocabulary_tensors(base)
     for name, view in found.items():
         here = base[name].shape

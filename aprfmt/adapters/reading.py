@@ -135,6 +135,7 @@ def _stored(
 
     `parts` are its tensors by kind ("a", "b", "alpha", ...), `alpha` is the adapter's.
     """
+    # Both factors must be there, and fit each other.
     embedding = "embedding_a" in parts or "embedding_b" in parts
     a, b = ("embedding_a", "embedding_b") if embedding else ("a", "b")
     for part in (a, b):
@@ -144,6 +145,7 @@ def _stored(
     rank = _rank(model, module, parts[a].shape, parts[b].shape, turned)
     embedding = embedding or turned
     _check_lengths(model, module, parts)
+    # Each spelling has its own place for the scale.
     if spelling == "kohya":
         own = float(parts["alpha"].numpy().reshape(-1)[0]) if "alpha" in parts else float(rank)
         return Stored(module, parts, rank, _number(model, own) / rank)
@@ -152,6 +154,7 @@ def _stored(
         if parts.keys() != {"a", "b"}:
             raise FormatError(f"{model.path}: {module}: {', '.join(parts)}; expected a and b")
         return Stored(module, parts, rank, math.nan, parameters=parameters)
+    # PEFT and GGUF: rank and alpha by the configuration.
     claimed = value_by_pattern(config.get("rank_pattern"), module, config.get("r", rank))
     if claimed != rank:
         raise FormatError(

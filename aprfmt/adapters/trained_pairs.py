@@ -38,6 +38,7 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
 
 def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> AdapterPair:
     """Return one pair for gradients; UnsupportedError unless it is plain LoRA at a linear layer."""
+    # Gradients are computed of plain pairs at linear layers only.
     what = (
         "a pair for an embedding"
         if pair.embedding
@@ -52,6 +53,7 @@ def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> Adapte
             f"{adapter.path}: {module} is {what}; gradients are computed of LoRA pairs at linear "
             "layers"
         )
+    # Number the weight's elements, to see which rows each role gets.
     a, b = factors(pair)
     name = stored_name(adapter, module, base)
     group = _group(adapter, name, base)

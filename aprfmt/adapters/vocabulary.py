@@ -53,12 +53,14 @@ def grown_folder(
     None where the sizes are the base's. Raises ConversionError where not every tensor with a row
     for each token comes with the adapter, in one size, or where the base has no config.json.
     """
+    # Which tensors of the adapter have another number of rows than the base's.
     held = vocabulary_tensors(base)
     rows = {name: view.shape[0] for name, view in whole.items() if name in held}
     other = {name: count for name, count in rows.items() if count != held[name]}
     if not other:
         return None
     name, count = next(iter(other.items()))
+    # Every tensor with a row per token must come in the same new size.
     lacking = [each for each in held if rows.get(each) != count]
     says = f"{name} has {count} rows, one a token; that of {base.path} has {held[name]}"
     if lacking:
@@ -74,6 +76,7 @@ def grown_folder(
             f"{adapter.path}: {says}; a {base.format} has the vocabulary in its own keys: merge "
             "into the base's Hugging Face folder (--to safetensors), and convert that"
         )
+    # The new size goes into config.json, and the adapter's tokenizer along with it.
     texts = {**folder.texts}
     config = _with_rows(json.loads(texts["config.json"]), count, base)
     texts["config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"

@@ -54,18 +54,21 @@ def convert_adapter(
     dtype and values. Raises ConversionError for what the other spelling cannot say: DoRA in GGUF,
     embeddings in kohya's, scales that are no one alpha in GGUF.
     """
+    # The extension of `dst` selects the spelling.
     spelling = SPELLINGS.get(dst.suffix.lower())
     if spelling is None:
         raise ConversionError(
             f"{dst}: an adapter is written as .gguf, as .safetensors with kohya's names, or as a "
             "folder for PEFT"
         )
+    # The tensors in that spelling, by the base's names.
     opened, adapter = read_adapter(src)
     with opened, open_model(base) as model:
         adapter, relation = related(adapter, model)
         rows = dict(_outputs(adapter, model, _named(model, spelling.style), spelling))
         metadata, texts = spelling.facts(adapter, model, rows)
         files, sizes = _write(dst, rows, metadata, texts, spelling, force, dry_run)
+    # Read back what was written, and report each tensor.
     verified = None if dry_run else _verified(files[0], rows)
     outcomes = tuple(
         TensorOutcome(name, "bytes", info.encoding, info.encoding, info.shape, info.nbytes)
@@ -120,6 +123,7 @@ def _outputs(
 
     Raises ConversionError for what the spelling cannot express.
     """
+    # Refuse what only a merge can express.
     whole = [name for name in adapter.whole if ".base_layer." not in name]
     if whole:
         raise ConversionError(
@@ -134,6 +138,7 @@ def _outputs(
             f"which has no form in {spelling.called} here: merge it (convert BASE OUT --adapter)"
         )
     whole_tensors(adapter, model)  # what is saved of the base has to be this base's
+    # Each pair under the name that the spelling has for its weight.
     pairs = dict(zip(placed(adapter, model), adapter.pairs.values(), strict=True))
     for name, made in _in_style(adapter, model, spelling.style).items():
         stored = pairs[name]

@@ -80,6 +80,7 @@ def diff(
     is wrong with the files.
     """
     with ExitStack() as opened:
+        # B may be the saved weights of an engine, read under A's names.
         first = opened.enter_context(open_model(a, arch=arch, damaged=True))
         held = isinstance(b, Path) and is_engine_state(b)
         second = opened.enter_context(
@@ -89,6 +90,7 @@ def diff(
         )
         if held:  # an engine's weights have no configuration and no tokenizer of their own
             only = ("tensors",) if only is None else only
+        # A float base lets every quantized tensor be checked by encoding again.
         oracle = None
         if base is not None:
             from aprfmt.measure.requantization import open_oracle
@@ -127,6 +129,7 @@ def diff_models(
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
     only = SECTIONS if only is None else only
+    # Pair the tensors, and compare each pair; threads compare bytes ahead.
     alignment = align(a, b)
     pairs = _selected_pairs(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
@@ -144,6 +147,7 @@ def diff_models(
             pair.drop()
             if progress is not None:
                 progress(number, len(pairs))
+    # What made pairs differ, and images of the worst.
     found: tuple[Finding, ...] = ()
     not_tried: list[str] = []
     if explain:
@@ -153,6 +157,7 @@ def diff_models(
         from aprfmt.measure.difference_image import difference_images as made
 
         pictures = made(pairs, results, images)
+    # Remarks about the files, which are no differences.
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     notes += [
         f"{model.path}: {one.text}"
@@ -161,6 +166,7 @@ def diff_models(
         if one.kind == "extension"
     ]
     notes += [*tokens.remarks, *not_tried]
+    # Items that no comparison by meaning covers: they decide the verdict as well.
     kinds: set[Kind] = set()
     if not tensors:
         kinds = {kind for section in only for kind in _KINDS[section]}

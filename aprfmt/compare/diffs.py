@@ -213,6 +213,7 @@ class DiffReport(Tabular):
 
         `accept`: "within" takes WITHIN for equal, `unread:PATTERN` items that were not compared.
         """
+        # What counts as equal, with what the user accepted.
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
         taken = acceptance_predicate(accept)
         tokens = self.tokenizer
@@ -221,10 +222,12 @@ class DiffReport(Tabular):
             tokens = tuple(row for row in tokens if row.name != "generation_config")
         apart = replace(self, tokenizer=tokens).fields_apart
         values = bool(apart) or any(tensor.verdict not in fine for tensor in self.tensors)
+        # How much was compared: tensors, or the other sections.
         done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
         counts = {"tensors": (done, len(self.tensors))}
         if not self.tensors:
             counts = {name: (count, count) for name, count in self.compared.items()}
+        # What could not be read, of tensors and of files.
         unreadable = [
             NotCompared("tensor", tensor.key, "unreadable")
             for tensor in self.tensors
@@ -235,6 +238,7 @@ class DiffReport(Tabular):
             for one in self.damage
             if one.kind != SURPLUS  # an item of the ledger
         ]
+        # The words of the headline.
         said = [f"{count} {verdict}" for verdict, count in self.counts.items() if count]
         if apart and self.asked:
             fields = "; ".join(f"{name}: {count}" for name, count in apart.items())
@@ -265,6 +269,7 @@ class DiffReport(Tabular):
         """Return HTML for a notebook: the verdict, the findings, the worst tensors."""
         from aprfmt.base.notebook import ROWS, Card, Table
 
+        # The verdict, differing tensors, and the fields that count.
         found = self.pronounced()
         within = self.exit_code(["within"]) == 0
         apart = [one for one in self.worst() if one.verdict not in EQUAL]

@@ -19,10 +19,12 @@ from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
 
 def find_other_capture_point(case: Mismatch) -> Change | None:
     """Return a Change that says these points were recorded elsewhere, or None."""
+    # A later point that depends on this one must agree once this one is left out.
     key = case.view.key
     cut = next((cut for cut in cut_keys(key) if agrees_without(case, cut)), None)
     if cut is None:
         return None
+    # Other points of the layer may have been recorded elsewhere too.
     names = [case.view.point]
     order = {key: i for i, key in enumerate(case.patched.points)}
     while True:
@@ -31,6 +33,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         if view is None or order.get(view.key, 0) <= order.get(key, 0) or view.alone:
             break
         names.append(view.point)
+    # The cut must agree now, and have shown the trace's own values before.
     before = case.found.views.get(cut)
     after = found.views.get(cut)
     if (
@@ -40,6 +43,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         or not _recorded_values_show(case, before, names)
     ):
         return None
+    # What the recorded values are, where a relation to the reference's says it.
     here = [key_name(name, case.layer) for name in names]
     known = [_relation_text(case, key) for key in here]
     told = [text or "other values" for text in known]

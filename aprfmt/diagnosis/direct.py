@@ -234,6 +234,7 @@ def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
 
 def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     """Return (cause, why) suggested by how a point differs; ("", "") if nothing fits."""
+    # Only finite values of the same number.
     x, y = a.values(key), b.values(key)
     point = key.rpartition(".")[2]
     if x is None or y is None or np.asarray(x).size != np.asarray(y).size:
@@ -243,9 +244,11 @@ def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64).reshape(np.asarray(x).shape)
     rows = x.reshape(len(x), -1)
     away = y.reshape(rows.shape) - rows
+    # A bias adds the same vector to every row.
     if point in ("q", "k", "v", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "router"):
         if len(rows) > 1 and exact_norm(away - away.mean(0)) < 1e-3 * exact_norm(away):
             return "missing_bias", "the difference is the same vector in every row"
+    # Probabilities show a wrong mask or a wrong sum.
     if point in ("probs",):
         upper = np.triu(np.ones(y.shape[-2:]), 1) > 0
         if np.abs(y[..., upper]).sum() > 1e-6:
@@ -253,6 +256,7 @@ def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
         sums = y.sum(-1)
         if np.abs(sums - 1).max() > 1e-3:
             return "softmax_reduction", "rows of the probabilities do not sum to 1"
+    # Rotated vectors keep their lengths; factors and norms scale all or each row.
     if point.endswith("_rope") and rel_l2(_row_lengths(y), _row_lengths(x)) < 1e-4:
         return "rope_theta", "the rotated vectors have equal lengths and other angles"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))

@@ -57,6 +57,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         recorded.shapes.setdefault(key, value.shape)
     recorded, found = _read_in_its_arithmetic(patched, recorded)
     before = found
+    # Explain the first divergence, apply its change, and go on with the next one.
     guessed = ""
     start = (patched, recorded)
     known: set[str] = set()  # diverging points without an explanation
@@ -124,6 +125,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         patched, recorded = best.patched, best.recorded
         values = record_points(patched)
         found = shadow_pass(patched, recorded)
+    # A small difference with a direction is a fault too; then recheck all answers.
     if not divergences and not guessed:
         divergences = faint_in(patched, recorded, found, values)
     divergences = recheck_answers(divergences, *start, found)
@@ -167,6 +169,7 @@ def _search_usual_mistakes(
     Single mistakes that explain it are appended to `answers` instead, and [] is returned.
     `known` are keys of divergences without an explanation.
     """
+    # Single mistakes are answers like those of the table.
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     found = search.run()
@@ -176,6 +179,7 @@ def _search_usual_mistakes(
             answer = _furthest_in_scope(case, [step], one.residual, known, order, here)
             if answer is not None:
                 answers.append(answer)
+    # Several together, only where no single one explains the point.
     joined = next((one for one in found if len(one.steps) > 1), None)
     if joined is None or answers:
         return []
@@ -191,6 +195,7 @@ def _search_usual_mistakes(
                 needed[at] = (other, needed[at][1])
     if answer is None:
         return []
+    # One divergence for each of the joined changes, with what else could be there.
     made = []
     for step, without in needed:
         layers = step.layers if answer.layers is None else answer.layers
@@ -215,10 +220,12 @@ def _furthest_in_scope(
 
     `order` is the place of each point in the pass, `here` that of the divergence.
     """
+    # Within one layer each set of layers may be right; else the steps' own count.
     scopes: list[Layers | None] = [None]
     if len(spanned_layers(case)) <= 1 and case.layer >= 0:
         scopes = list(layer_scopes(case, replace(steps[0].change, scoped=True)))
     best: Solution | None = None
+    # Apply all steps, and see up to which point the pass agrees.
     for scope in scopes:
         patched, recorded = case.patched, case.recorded
         layers: Layers = steps[0].layers

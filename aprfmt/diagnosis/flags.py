@@ -73,10 +73,12 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
 
 def flags(a: Model, b: Model, found: Levels) -> None:
     """Add findings or evidence to `found` for contradicted flags that B has and A has not."""
+    # What A contradicts in the same way is no difference.
     same = {(row.name, row.said) for row in contradictions(a)}
     for row in contradictions(b):
         if (row.name, row.said) in same or (row.name, row.said) not in _LOADERS:
             continue
+        # Flags that change nothing in the reference's pass are evidence only.
         loaders, changes = _LOADERS[row.name, row.said]
         key = _config_key(b, row.name)
         says = f"{key} of B's configuration is {row.said}, its tensors say {not row.said}"
@@ -84,6 +86,7 @@ def flags(a: Model, b: Model, found: Levels) -> None:
         if not changes:
             found.evidence.append(Evidence("config", says, (key, *row.keys[:4])))
             continue
+        # Measured: the pass by the flag against the pass by the tensors.
         before, after, bound = _logit_distances(a, b, row)
         if before <= bound:
             found.evidence.append(Evidence("config", f"{says}; the logits do not show it", (key,)))

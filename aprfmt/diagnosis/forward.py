@@ -120,12 +120,14 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
     view, cause = divergence.view, divergence.likely
     if cause == "nonfinite":
         return _nonfinite_finding(label, view)
+    # What was computed from what, and every weight that may be wrong.
     ops = ", ".join(_operations(view)) or "no operation"
     after = ", ".join(view.after) or "the token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
     if len(divergence.inside) + len(_operations(view)) > 1 and not cause:
         weights = ", ".join(divergence.inside) or "no weight"
         says += f"; any of these operations may be wrong, or what they read: {weights}"
+    # A difference as small as quantization or rounding gets that verdict.
     if cause == "quantisation":
         says += ", by no more than quantizing these weights costs: the run had finer ones"
     elif view.residual is not None and view.residual <= view.whole_tolerance:
@@ -200,6 +202,7 @@ def _sentence_without_places(text: str) -> str:
 def _evidence_of(label: str, divergence: Divergence) -> Iterable[Evidence]:
     """Yield the evidence for a divergence."""
     view, answer = divergence.view, divergence.answer
+    # First that this operation, on its own input, gives another value.
     calls = ", ".join(dict.fromkeys(call.op for call in view.calls)) or f"what follows {view.base}"
     cause = divergence.likely if answer is None else answer.change.cause
     wrong = "wrong" if not cause or CAUSES[cause].verdict == "bug" else "where they part"
@@ -212,6 +215,7 @@ def _evidence_of(label: str, divergence: Divergence) -> Iterable[Evidence]:
             (view.key,),
             view.residual,
         )
+    # Then what explains it: nothing, or the change with what it leaves.
     if answer is None:
         tried = f", nor do {divergence.tried} passes with usual mistakes" * bool(divergence.tried)
         yield Evidence(
@@ -245,6 +249,7 @@ def _evidence_of(label: str, divergence: Divergence) -> Iterable[Evidence]:
         (view.key,),
         answer.residual,
     )
+    # Other changes that explain it as well make the finding ambiguous.
     for other in divergence.others:
         yield Evidence(
             "forward",

@@ -171,6 +171,7 @@ class ModelPair:
         is
         within the tolerance.
         """
+        # Weights that are equal on both sides need no second copy.
         report = self.levels.report
         rows = () if report is None else report.tensors
         equal = frozenset(
@@ -179,11 +180,13 @@ class ModelPair:
         pair = make_pair(self.a, self.b)
         bound = pair.bound("logits", (dtype, dtype)).rel_l2
         with closing(PairedPass(self.a, self.b, equal, pair, dtype, memory, reporter)) as passes:
+            # The effect of each finding, with more probes where experts were not reached.
             measuring = PartMeasurement(passes, self.levels.parts, list(chosen.probes))
             still = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
             found = measuring.shares(still)
             found = self._experts(measuring, found, still)
             self.points = found.points
+            # Confirm findings, then remove the confirmed ones, then say what was covered.
             self._settle(found.shares, bound)
             self._peel(measuring, still, bound)
             self._reached(measuring, chosen)
@@ -268,6 +271,7 @@ class ModelPair:
     def _reached(self, measuring: PartMeasurement, chosen: ChosenProbes) -> None:
         """Add sentences on what the probes covered, and which differences they did not reach."""
         coverage, passes = self.levels.coverage, measuring.passes
+        # Sequence lengths and added tokens of the probes.
         for one in measuring.probes:
             rows = "all rows" if one.rows is None else f"{len(one.rows)} rows"
             coverage.run.append(
@@ -277,6 +281,7 @@ class ModelPair:
         if added:
             held = len(added & {i for one in measuring.probes for i in one.ids})
             coverage.run.append(f"{held} of {len(added)} special and added tokens")
+        # Differing rows of tables: which of them were among the ids.
         for key, rows_apart in self.apart.rows.items():
             ids = set(chosen.rows) if key == "token_embd.weight" else set(range(len(chosen.ids)))
             hit = len(ids & set(rows_apart))
@@ -287,6 +292,7 @@ class ModelPair:
                 coverage.not_reached.append(
                     f"{key}: {len(left)} of its differing rows, the first is row {left[0]}"
                 )
+        # Differing experts: which of them some token was routed to.
         missing = unrouted_experts(self.apart, passes.routed)
         for key, experts in self.apart.experts.items():
             left = missing.get(key, [])

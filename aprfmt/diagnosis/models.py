@@ -35,10 +35,12 @@ _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim 
 def compare_models(a: Model, b: Model) -> Levels:
     """Return the findings on identity, hyperparameters and tensors of two open models."""
     found = Levels()
+    # A side that cannot be read is read with one key of the other's.
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         whole = with_restored_key(good, bad, label) or with_claim_of(good, bad, label)
         if whole is not None:
             return _compare_unread(good, whole, label)
+    # Nothing can be compared with zeros, and the same file needs no comparison.
     for label, model in (("A", a), ("B", b)):
         zeros = zero_tensors_of_model(model)
         if zeros:
@@ -52,6 +54,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked.append("identity: the same file")
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
+    # Compare the files; each level may end the comparison with a reason.
     report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
     found.stated += related_causes(report, {"A": a, "B": b})
     _compare_identity(a, b, report, found)
@@ -156,6 +159,7 @@ def _missing_required(label: str, model: Model) -> Iterator[Evidence]:
 
 def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
     """Add evidence on which checkpoint each side is; set `reason` if they are different ones."""
+    # What each file is, as evidence.
     for label, model in (("A", a), ("B", b)):
         size = sum(tensor.nbytes for tensor in model.values())
         found.evidence.append(
@@ -166,6 +170,7 @@ def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> 
             )
         )
     found.checked.append("identity: architecture, tensor count")
+    # Other sizes, other blocks, or no equal tensor: two different checkpoints.
     equal = sum(row.verdict in EQUAL for row in report.tensors)
     matched = sum(row.verdict not in ("ONLY_IN_A", "ONLY_IN_B") for row in report.tensors)
     if not a.hyper or not b.hyper:
@@ -218,6 +223,7 @@ def _compare_hyperparameters(
     a: Model, b: Model, report: DiffReport, tensors: Mapping[str, TensorDiff], found: Levels
 ) -> set[str]:
     """Add findings on differing hyperparameters; return the keys of tensors they explain."""
+    # Remove what is no difference of the pass: padding, names, unused lengths.
     found.checked.append("hyperparameters: every one that changes the forward pass, with origin")
     for label, model in (("A", a), ("B", b)):
         for text in contradiction_sentences(model, label):
@@ -233,6 +239,7 @@ def _compare_hyperparameters(
         hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
     ) and not _differs_by_length(a, b):
         rows.pop("context_length", None)
+    # One finding per cause, with the tensors whose shapes follow from it.
     explained: set[str] = set()
     for cause, names in _group_by_cause(rows).items():
         chosen = [rows[name] for name in names]

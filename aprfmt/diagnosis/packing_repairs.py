@@ -49,6 +49,7 @@ class StoredWeight:
 
 def repairs(weight: StoredWeight) -> Iterator[Repair]:
     """Yield each possible repair of a packed weight, likely ones first."""
+    # Missing parts can be taken from a packed reference.
     config = weight.config or {}
     now = PackedWeight(weight.dialect, weight.parts, config)
     right = weight.right
@@ -64,6 +65,7 @@ def repairs(weight: StoredWeight) -> Iterator[Repair]:
                 PackedWeight(right.dialect, weight.parts, right.config),
             )
         return
+    # Without one: transposed scales, and scales that are no numbers.
     for suffix, part in weight.parts.items():
         if suffix == weight.dialect.main or not any(word in suffix for word in SCALES):
             continue

@@ -74,6 +74,7 @@ def longest_context(a: ByName, b: ByName) -> int:
 
 def compare_frequencies(a: ByName, b: ByName) -> Quantity:
     """Return the comparison of rope's inverse frequencies in every layer at every length."""
+    # For each layer the first length at which the frequencies differ.
     longest = longest_context(a, b)
     found: dict[int, list[int]] = {}
     worst = 0.0
@@ -92,6 +93,7 @@ def compare_frequencies(a: ByName, b: ByName) -> Quantity:
             f"the inverse frequencies of all layers are equal up to the context of {longest}",
             None,
         )
+    # Report the layers that differ first.
     first = min(found)
     layers = tuple(f"L{layer}" for layer in found[first])
     size = "in kind or factor" if math.isinf(worst) else f"by {worst:.3g} of their size at most"

@@ -30,11 +30,13 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
 
     `bound` is the relative L2 up to which a relation fits. "" too where both are equal.
     """
+    # Only finite values of two axes or more that differ.
     x, y = np.asarray(mine, np.float64), np.asarray(theirs, np.float64).reshape(np.shape(mine))
     if x.ndim < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return ""
     if rel_l2(x, y) <= bound:
         return ""
+    # Other layouts of heads, or ranks' columns in another order.
     rows = [(name, made(x)) for name, made in LAYOUTS if x.ndim == 3]
     for name, value in rows:
         if rel_l2(value, y) <= bound:
@@ -42,6 +44,7 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
     shares = _shares(x.reshape(len(x), -1), y.reshape(len(x), -1), bound)
     if shares:
         return shares
+    # A constant difference, or a constant factor.
     flat, away = x.reshape(len(x), -1), (y - x).reshape(len(x), -1)
     mean = away.mean(0)
     left = exact_norm(away - mean)
@@ -50,9 +53,11 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
     if factor and rel_l2(x * factor, y) <= bound:
         return f"its value times {factor:.6g}"
+    # Rotated vectors keep their lengths.
     ends = [np.linalg.norm(v, axis=-1) for v in (x, y)]
     if rel_l2(*ends) <= bound:
         return ROTATED
+    # A factor for each row, or for each column.
     other = y.reshape(len(x), -1)
     scale = np.sum(other * flat, 1) / np.maximum(np.sum(flat * flat, 1), 1e-300)
     if rel_l2(flat * scale[:, None], other) <= bound:

@@ -31,16 +31,19 @@ def compare_tensors(
 
     `explained` are keys that hyperparameters explain.
     """
+    # Evidence: how many tensors have which verdict.
     counts = {name: count for name, count in report.counts.items() if count}
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
     found.evidence.append(Evidence("tensor", f"{len(report.tensors)} tensors: {listed}"))
     found.checked.append(f"tensors: bytes, then values of all {len(report.tensors)}")
+    # Unreadable tensors end the comparison, unless the fault is found.
     unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
     if unreadable and not _record_packing_faults(a, b, report.tensors, found):
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
     found.not_checked += report.not_tried
     found.evidence += nonfinite_tensors(report.tensors)
+    # Findings: missing roles, explained tensors, coarser copies, then the rest.
     rows = [row for row in report.tensors if row.key not in explained]
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
     _record_missing(a, b, missing, found)
@@ -142,6 +145,7 @@ def _record_missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Level
                 ),
                 Touched((), biases),
             )
+        # Without other tensors no pass can be run, and the comparison ends.
         others = [key for key in keys if key not in biases]
         if others:
             found.evidence.append(
@@ -174,6 +178,7 @@ def _record_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found:
         side, name = label[-1], a.spec.name
         unread = (a if side == "A" else b).unread
         codes = {tensor.name for tensor in unread.tensors} if unread else set()
+        # Roles of a pass are judged elsewhere, and codes of undecoded weights too.
         keys = [
             row.key
             for row in rows
@@ -181,6 +186,7 @@ def _record_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found:
         ]
         if not keys:
             continue
+        # They are a difference of the files, though not of the pass.
         many = f"{len(keys)} tensor{'s' if len(keys) > 1 else ''}"
         shown = ", ".join(keys[:4]) + (", ..." if len(keys) > 4 else "")
         found.add(
@@ -223,12 +229,14 @@ def _coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touch
 
     One finding per cause and encoding.
     """
+    # Group by cause and coarser encoding.
     groups: dict[tuple[str, str], list[TensorDiff]] = {}
     for row in rows:
         if row.verdict == "WITHIN":
             coarser = min((row.encoding_a, row.encoding_b), key=_bits_per_weight)
             cause = "quantisation" if _has_blocks(coarser) else "rounding"
             groups.setdefault((cause, coarser), []).append(row)
+    # One finding each, with the largest distance and the most steps.
     for (cause, coarser), chosen in groups.items():
         keys = tuple(row.key for row in chosen)
         worst = max((row.stats.rel_l2 for row in chosen if row.stats is not None), default=None)

@@ -23,6 +23,7 @@ def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, 
     None where `bad` declares how its weights are read, holds other tensors than `good`'s packed
     weights, or does not decode by that declaration.
     """
+    # `bad` must lack a claim of its own, and `good` must have one.
     config = None if bad.folder is None else bad.folder.config
     section, own = (quantization_section(packing_config(side) or {}) for side in (good, bad))
     lacks = "config.json says nothing of packing"
@@ -30,9 +31,11 @@ def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, 
         lacks = "" if bad.unread is None else bad.unread.claim
     if section is None or config is None or bad.folder is None or not lacks:
         return None
+    # No weight of `bad` may be read as packed yet.
     names = _packed_names(good)
     if not names or _packed_names(bad):
         return None
+    # Read `bad` by the other side's claim: its weights must come near.
     folder = replace(bad.folder, config={**config, SECTIONS[0]: section})
     try:
         made = Model(bad.source, folder, allow_missing=bad.allow_missing)
@@ -42,6 +45,7 @@ def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, 
         away = max(rel_l2(made[name].numpy(), good[name].numpy()) for name in tried)
     except AprfmtError:
         return None
+    # The missing claim is the finding.
     other = "A" if label == "B" else "B"
     where = tuple(sorted(names))
     method = section.get("quant_method", "unnamed")

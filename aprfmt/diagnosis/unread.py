@@ -82,10 +82,12 @@ def misfit_reason(model: Model) -> str:
 
 def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Finding:
     """Return the finding of one key that was lost or changed."""
+    # Whether the restored key makes all hyperparameters equal, and the logits.
     equal = all(
         name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
     )
     away, bound = _logit_distance(good, made)
+    # The finding names the key, and the other side's value.
     key = ".".join(path)
     name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"

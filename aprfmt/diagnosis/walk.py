@@ -126,8 +126,10 @@ class Walk:
 
     def run(self) -> Diagnosis:
         """Return the diagnosis: go through the levels until one explains all differences."""
+        # A trace may have one part of another checkpoint than its model.
         if self._of_two_checkpoints():
             return self.done()
+        # Two models: configuration and tensors first, since no pass may be needed.
         if self.a.model is not None and self.b.model is not None:
             self.reporter.comparing(count_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model)
@@ -225,6 +227,7 @@ class Walk:
 
         Returns why that fails, "" if it does not.
         """
+        # The ids recorded in traces win, and must agree with each other and the given ones.
         named = {
             side.label: found
             for side in (self.a, self.b)
@@ -242,6 +245,7 @@ class Walk:
             for label, trace in self.traces.items()
             if self.ids is not None and not states_token_ids(trace)
         ]
+        # Without any, ids are chosen that reach what differs.
         if self.ids is None and not self.traces:
             if self.pair is not None:
                 runs = any(side.kind == "run" for side in (self.a, self.b))
@@ -332,6 +336,7 @@ class Walk:
 
         `against` is the reference model; None means the one that the side ran on.
         """
+        # The reference model, and the side's trace (run now if it is not saved).
         model = against or self.model_of(side)
         assert self.ids is not None
         if model is None:
@@ -345,6 +350,7 @@ class Walk:
             trace = self._taken(side, found_trace)
         if self.levels.reason:
             return
+        # Each operation is judged on the side's own input.
         from aprfmt.diagnosis.examine import examine  # with every cause of a pass
 
         patched = PatchedModel.of(model, self.ids, dtype, self.memory)
@@ -353,6 +359,7 @@ class Walk:
         patched.weights.close()
         self.judged[side.label] = found
         self.levels.evidence += found.evidence
+        # Say how many points were judged, and what could not be.
         count = found.examined.before.compared
         if count:
             self.levels.checked.append(
@@ -379,6 +386,7 @@ class Walk:
 
     def _direct(self) -> None:
         """Compare the two runs with each other at every point, running models where needed."""
+        # A side that is a model is run to record the points that the other has.
         model = self.model_of(self.a)
         moe = model is not None and bool(model.hyper["n_experts"])
         for side, other in ((self.a, self.b), (self.b, self.a)):
@@ -396,6 +404,7 @@ class Walk:
         a, b = self.traces["A"], self.traces["B"]
         # A is right by agreement, or the model that a trace is held to.
         reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
+        # Every shared point, and the first token that differs.
         pairs = direct.compare_points(a, b, moe, reference)
         token = first_token(pairs, *((b, a) if reference == "A" else (a, b)))
         if token is not None:
@@ -405,6 +414,7 @@ class Walk:
         self.levels.evidence += differing_statistics(
             a, b, "MODEL" if model is None else str(model.path)
         )
+        # What was compared, and what could not be.
         compared = sum(pair.rel_l2 is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
         self.levels.reason = self.levels.reason or direct.no_common_row_sentence(pairs, a, b)
@@ -416,6 +426,7 @@ class Walk:
             self.levels.not_checked += hidden_by_rounding(
                 "A and B", direct.point_tolerances(pairs, a, b)
             )
+        # Without a model only the traces' own signatures suggest a cause.
         if self.a.kind == self.b.kind == "trace":
             self.rows_apart = direct.partial_rows_finding(pairs)
         if not self.judged and not self._two_models():
@@ -439,6 +450,7 @@ class Walk:
     def _conclude(self) -> None:
         """Add the findings of both sides that they do not share; without any, judge rounding."""
         levels = self.levels
+        # What both sides do alike against the model is no difference between them.
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
         shared = shared_findings(a, b)
         for finding in shared:
@@ -449,6 +461,7 @@ class Walk:
                 finding.cause == other.cause and finding.where == other.where for other in shared
             ):
                 levels.findings.append(finding)
+        # Findings about the recording itself: ranks, rows, large gains.
         unlike = list(ranks_apart(self.traces))
         levels.findings += unlike
         apart = self.rows_apart
@@ -458,11 +471,13 @@ class Walk:
         if self.judged and self.pair is None and levels.findings and not unlike:
             passes = [found.examined.after for found in self.judged.values()]
             levels.complete = not any(made.flagged for made in passes)
+        # NaN on one side is a bug even where no operation was found wrong.
         broken = direct.nonfinite_finding(self.pairs)
         if broken is not None and not any(row.verdict == "bug" for row in levels.findings):
             levels.findings.append(broken)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
             return
+        # Without any bug or precision finding, judge whether the rest is rounding.
         guess = next((made.examined.supposed for made in self.judged.values()), "")
         rounded = conclude.rounding_finding(self.points, levels.findings, levels.evidence, guess)
         if rounded is not None:

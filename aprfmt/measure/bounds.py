@@ -133,6 +133,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
 
     Both are [..., columns].
     """
+    # Errors in steps; without a step only equal values have none.
     columns = x.shape[-1] if x.ndim > 1 else x.size
     x, y = (np.asarray(v, np.float64).reshape(-1, columns) for v in (x, y))
     step, low, high = (np.asarray(v, np.float64).reshape(x.shape) for v in lattice)
@@ -141,9 +142,11 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     with np.errstate(all="ignore"):
         error = np.where(delta == 0, 0.0, delta / step)
     error = np.where(np.isfinite(error), error, np.inf)
+    # Values beyond the ends of their group were clipped: they do not count.
     reach = CLIPPED * np.maximum(np.abs(low), np.abs(high))
     clipped = ((y >= high - step / 4) & (delta < 0)) | ((y <= low + step / 4) & (delta > 0))
     error[clipped & (np.abs(x) <= reach)] = 0.0
+    # Shares and moments of what is left, and the systematic part (slope).
     inner = ~clipped & np.isfinite(error)
     size, many = np.abs(error), max(int(inner.sum()), 1)
     finite = np.where(np.isfinite(error), error, 1e6)

@@ -30,6 +30,7 @@ def image_of(a: View, b: View, key: str) -> DifferenceImage | None:
     left, right = RowReader(a), RowReader(b)
     if a.shape != b.shape or not left.size:
         return None
+    # The size of a cell: whole blocks of the encodings, at most ROWS x COLUMNS cells.
     rows, columns = left.rows, left.columns
     if columns == 1:
         columns = min(COLUMNS, -(-rows // 8))
@@ -40,6 +41,7 @@ def image_of(a: View, b: View, key: str) -> DifferenceImage | None:
         width = _fitting_width(width, block)
     height = -(-rows // ROWS)
     across, down = -(-columns // width), -(-rows // height)
+    # Sum squares per cell, some rows of cells at a time.
     sums, norm = np.zeros((down, across)), 0.0
     of_a, of_b = np.zeros((down, across)), np.zeros((down, across))
     wild = np.zeros((down, across), bool)
@@ -58,6 +60,7 @@ def image_of(a: View, b: View, key: str) -> DifferenceImage | None:
         for into, part in ((sums, square), (of_a, of_x), (of_b, of_y), (wild, ~same & ~finite)):
             part_cells = _sum_cells(part, height, width, across)
             into[at : at + len(part_cells)] = into[at : at + len(part_cells)] + part_cells
+    # Root mean squares relative to that of all of `a`.
     size = (norm / left.size) ** 0.5 or 1.0
     found = np.sqrt(sums / (height * width)) / size
     found[wild] = np.inf

@@ -153,6 +153,7 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
 
     `tolerance` is that of the logits: differences are scaled to what an error of every logit makes.
     """
+    # The positions of both, and the size of logits by which errors are scaled.
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
     theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
     both = sorted(set(mine) & set(theirs))
@@ -166,6 +167,7 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
         if not shared:
             continue
         a, b = np.array([x[one] for one in shared]), np.array([y[one] for one in shared])
+        # Differences count where both are finite; equal infinities are no difference.
         finite = np.isfinite(a) & np.isfinite(b) & (a > LEAST) & (b > LEAST)
         alike = (a == b) | (np.minimum(a, LEAST) == np.minimum(b, LEAST))
         apart = np.where(finite, np.abs(a - b), np.where(alike, 0.0, np.inf))

@@ -240,6 +240,7 @@ class PairSums:
 
     def stats(self) -> ValueStats:
         """Return the ValueStats of everything added."""
+        # Relative L2 and cosine, where the squares fit float64.
         if self.dd == 0:
             rel_l2 = 0.0
         elif math.isfinite(self.dd) and 0 < self.aa < math.inf:

@@ -216,6 +216,7 @@ def store_through(values: Array, way: QuantRecipe) -> Array:
 
 def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> DerivationResult:
     """Return whether a bitsandbytes weight equals the base packed with the same options."""
+    # Pack the base with the options that the weight's quant state has.
     state = quant_state.state_of(name, raw)
     options = {
         "blocksize": state.blocksize,
@@ -223,6 +224,7 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
         "dtype": state.dtype,
     }
     made = encode(name, np.asarray(base.numpy(), np.float32), options=options)
+    # The first block whose scale or codes differ.
     block: int | None = None
     for suffix, per in ((quant_state.ABSMAX, 1 if state.nested_blocksize else 4), ("", 0)):
         mine, other = np.frombuffer(raw[suffix], np.uint8), np.frombuffer(made[suffix], np.uint8)
@@ -253,6 +255,7 @@ def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
     Where a scheme leaves the choice of scales open, the copy's own are used; the codes are then
     those of the base's values, or near them where errors were made up for.
     """
+    # The errors of the copy in its own steps.
     lattice = side.lattice
     assert lattice is not None
     columns = max(base.shape[-1], 1)
@@ -267,6 +270,7 @@ def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
             f"requantized from base: {found.how}; {same:.4g} % of its codes are the base's under "
             f"its own scales, which are off by {100 * abs(found.slope):.2g} % together",
         )
+    # The first value that is more than a step off and was not clipped.
     away = np.where(step > 0, np.abs(x - y) / np.where(step > 0, step, 1.0), 0.0)
     inside = (x >= np.minimum(low, high)) & (x <= np.maximum(low, high))
     far = np.flatnonzero((away > 1.0) & inside)

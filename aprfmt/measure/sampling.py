@@ -151,11 +151,13 @@ def sample_models(
     """
     from aprfmt.model.patterns import matching_indices
 
+    # The pairs to sample from, by the patterns.
     pairs = list(align(a, b).pairs)
     if tensors:
         names = [pair.spellings for pair in pairs]
         pairs = [pairs[i] for i in matching_indices(names, tensors, f"{a.path} and {b.path}")]
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    # Sort out pairs that differ in form, cannot be compared, or have equal digests.
     sides: list[tuple[str, RunBytes, RunBytes]] = []
     unlike: list[Unsampled] = []
     unsampled: list[Unsampled] = []
@@ -172,6 +174,7 @@ def sample_models(
         left, right = _stored_bytes(pair.a), _stored_bytes(pair.b)
         assert left is not None and right is not None
         sides.append((pair.key, left, right))
+    # Draw ranges without repetition over all tensors, and compare them.
     counts = [-(-len(left) // RANGE) for _, left, _ in sides]
     ends = list(accumulate(counts))
     total = ends[-1] if ends else 0

@@ -421,6 +421,7 @@ class Model(Mapping[str, View], Tabular):
         """Return HTML for a notebook: sizes, encodings, the first tensors. Reads no tensor data."""
         from aprfmt.base.notebook import ROWS, Card, Table
 
+        # Tensors, parameters and bytes by encoding.
         sizes: dict[str, list[int]] = {}
         for tensor in self.values():
             row = sizes.setdefault(tensor.encoding, [0, 0, 0])
@@ -429,6 +430,7 @@ class Model(Mapping[str, View], Tabular):
             known, kind = self.spec.name, ""
         except AprfmtError as error:
             known, kind = str(error), "warn"
+        # Damage is shown first; an unknown architecture is a warning.
         broken = "; ".join(f"{one.where}: {one.text}" for one in self.damage)
         first = [(name, self[name].encoding, list(self[name].shape)) for name in list(self)[:ROWS]]
         return Card(

@@ -45,6 +45,7 @@ def draft_head(model: "Model") -> DraftHead:
             f"{model.path}: no draft head of {model.spec.name} is known in {style or 'any'} names; "
             f"expected one of {', '.join(_known_architectures())}"
         )
+    # The head's tensors: those of the layer after the model's last one.
     spec, hyper = head_spec(model.spec), head_hyper(model.spec, model.hyper)
     count = int(model.hyper["n_layers"])
     renamed = HeadNames(spec, style, count)
@@ -53,6 +54,7 @@ def draft_head(model: "Model") -> DraftHead:
     }
     if not roles:
         raise ArchError(f"{model.path}: {_absence_text(model, spec, style, renamed)}")
+    # With tensors shared with the model, every required one must be there.
     shared = _shared_roles(model, roles)
     found = {key: role.shape for key, role in roles.items()}
     found |= {key: model.roles[theirs].shape for key, theirs in shared.items()}

@@ -182,6 +182,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
             "Hugging Face folder; give that as the first model"
         )
     with ExitStack() as stack:
+        # All ranks' tensors by name, and the published tensors found among them.
         files = _files(path)
         sources = [(stack.enter_context(open_source(file)), ranks) for file, ranks in files]
         held = _by_name(path, sources)
@@ -189,6 +190,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
         tensors = dict(reader.tensors())
         if not tensors:
             _refuse(path, held, published)
+        # What the published model does not have is listed under its own name.
         left = [name for name in held if name not in reader.used and not name.endswith(COMPUTED)]
         for name in left:
             if not reader.is_tied(name):
@@ -352,10 +354,12 @@ class _Reader:
 
         `shapes` are the published shapes of the matrices that are joined along their rows.
         """
+        # A tensor that every rank holds whole.
         ranks, local, wanted = len(whole.parts), whole.shape, shapes[at]
         module = name.split(".")[-2] if "." in name else name
         if len(shapes) == 1 and local == wanted:
             return self._replicated(name, published, whole)
+        # A matrix whose columns are divided among the ranks.
         if module in COLUMNS and len(local) == 2 and local[0] == wanted[0]:
             return self._tensor(
                 name,
@@ -363,11 +367,13 @@ class _Reader:
                 lambda: np.concatenate([_cells(one) for one in whole.parts], 1),
                 (local[0], sum(one.info.shape[1] for one in whole.parts)),
             )
+        # Rows that each rank has of each joined matrix; else a padded table.
         sizes = [_share(shape[0], ranks, self._head if len(shapes) == 3 else 1) for shape in shapes]
         if sum(sizes) != local[0]:
             if module in TABLES and local[0] * ranks >= wanted[0]:
                 return self._table(name, whole, wanted)
             return self._tensor(name, whole, lambda: _cells(whole.parts[0]), local)
+        # Cut this matrix out of every rank's rows, and join the ranks.
         first = sum(sizes[:at])
         copies = max(1, sizes[at] * ranks // wanted[0])
         shape = (sizes[at] * len(range(0, ranks, copies)), *wanted[1:])

@@ -154,12 +154,14 @@ def find_weights(folder: Path) -> Path:
     of a split), then files of torch.save. Raises UsageError with the candidates where the choice
     is not clear.
     """
+    # The usual names first, then a single model file.
     for name in (INDEX, WEIGHTS):
         if (folder / name).is_file():
             return folder / name
     found = model_candidates(folder)
     if len(found) == 1:
         return found[0]
+    # No model file: other kinds of folders, files of torch.save, or why it is none.
     if not found:
         if (folder / PIPELINE).is_file():
             raise UsageError(_pipeline_text(folder))

@@ -630,6 +630,7 @@ def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, .
 
     Names under the language model's prefix are not considered: no loader reads a tower there.
     """
+    # Only a configuration with a tower's section describes one.
     config = model.config or {}
     if not any(isinstance(config.get(section), Mapping) for section in _SECTIONS):
         return
@@ -637,6 +638,7 @@ def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, .
         resolution, style = model.resolution, model.style or ""
     except AprfmtError:
         return
+    # Names without a role that are not under the language model's prefix.
     below = ("model.language_model.", "language_model.")
     beside = (*resolution.unclaimed, *resolution.towers)
     left = [name for name in beside if not name.startswith(below)]
@@ -644,6 +646,7 @@ def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, .
         return
     from aprfmt.arch.binding import bind_names
 
+    # For each kind of tower, the architecture that binds most of these names.
     for section in _SECTIONS:
         best: tuple[ArchSpec, tuple[str, ...]] | None = None
         for name, called in CALLED.items():
@@ -907,6 +910,7 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
     not be, or nothing was. 0: all that can carry meaning agrees; what is unread is byte for byte
     equal, or accepted by `accept`, a list of `unread:PATTERN`.
     """
+    # Sort what was not compared: accepted, differing, unreadable, equal, without effect.
     taken = acceptance_predicate(accept)
     passed = [row for row in compared.left if taken(row)]
     left = tuple(row for row in compared.left if not taken(row))
@@ -914,12 +918,14 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
     unreadable = [row for row in left if row.state in OPEN]
     equal = [row for row in left if row.state in ("equal", "unread")]
     outside = _list_items("; not compared", [row for row in left if row.state == "no counterpart"])
+    # How much was compared, as part of the headline.
     scope = compared.says
     of = compared.scope or (f": {scope}" if scope else "")
     plain = f", {scope}" if scope else ""
     plain += f": {compared.detail}" if compared.detail else ""
     plain = compared.scope or plain
     counted = sum(done for done, _ in compared.counts.values())
+    # 1: something differs.
     if compared.differs or apart:
         rest = _list_items("; not compared", [*apart, *unreadable])
         rest += _list_items("; accepted, not compared", passed) + _list_items(
@@ -929,11 +935,13 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
         held = f"{words.yes} in what was compared{of}" if counted else words.no
         begin = f"{words.no}{plain}" if compared.differs else held
         return Pronounced(words.no, f"{begin}{rest}", 1, left)
+    # 2: nothing differs, but something necessary could not be compared.
     known = [row for row in equal if row.state == "equal"]
     if unreadable or not (counted or known or passed):
         rest = _list_items("; could not be compared", unreadable)
         nothing = "" if rest or compared.scope else "; nothing was compared"
         return Pronounced(words.undecided, f"{words.undecided}{plain}{rest}{nothing}", 2, left)
+    # 0: all agrees; the headline lists what was accepted or has no counterpart.
     if passed or outside:
         rest = _list_items("; accepted, not compared", passed) + _list_items(
             "; not read here", equal

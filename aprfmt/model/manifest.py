@@ -56,17 +56,20 @@ def tensor_rows(
     `raw_only`. A tensor that cannot be read has no hashes, and `damage` says why.
     Raises UsageError for a pattern without a match.
     """
+    # Tensors by role, then stored tensors that no role covers.
     sides: list[View] = []
     with suppress(ArchError):
         sides += model.roles.values()
     claimed = {name for side in sides for name in side.names}
     sides += [model[name] for name in model if name not in claimed]
+    # Only those that a pattern names.
     if patterns:
         every = spellings(model)
         names_of = [every.get(side.name, (side.name, *side.names)) for side in sides]
         sides = [sides[i] for i in matching_indices(names_of, patterns, str(model.path))]
     if not raw_only:
         model.remember()  # every byte is read for both digests
+    # Digests of stored bytes, and of decoded values unless `raw_only`.
     rows = []
     for i, side in enumerate(sides):
         for tensor in (tensor for soon in sides[i : i + 5] for tensor in soon.stored):

@@ -99,6 +99,7 @@ def partial_input_scales(model: "Model") -> Note | None:
     """
     from aprfmt.codecs.dialect import OF_INPUTS
 
+    # Group weights of the same encoding and configuration: with and without a scale.
     kinds: dict[str, tuple[list[str], list[str]]] = {}
     for name, view in model.items():
         for stored in view.stored:
@@ -117,6 +118,7 @@ def partial_input_scales(model: "Model") -> Note | None:
             )
             kind = f"{stored.info.encoding} {sorted(weight.config.items(), key=repr)}"
             kinds.setdefault(kind, ([], []))[not has].append(has or name)
+    # A group with both is worth a warning.
     for kind, (held, lacking) in kinds.items():
         if held and lacking:
             what = held[0].rpartition(".")[2]

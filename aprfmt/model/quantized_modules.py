@@ -204,6 +204,7 @@ def _remedy_command(
     """
     if model.folder is None:
         return ""
+    # The list that can be edited, and the method's way of matching it.
     config = packing_config(model) or {}
     place = key_of_section(config)
     key, entries = list_of(section)
@@ -217,16 +218,19 @@ def _remedy_command(
     ]
     made: dict[str, Value] = {**section, key: kept}
     edits: dict[str, Value] = {}
+    # A group whose targets match nothing gets all linear layers.
     group = group_without_modules(section, _module_spellings(packed))
     if group:
         groups = section["config_groups"]
         made["config_groups"] = {group: {**groups[group], "targets": ["Linear"]}}
         edits[f"{place}.config_groups.{group}.targets"] = ["Linear"]
+    # Add an entry for each plain module that is still declared packed.
     for name in _wrong_modules(made, plain, packed)[0]:
         if claims_packed(made, name, _module_spellings([name])):
             kept = [*kept, _covering_name(name, packed, method.form)]
             made[key] = kept
     edits[f"{place}.{key}"] = kept
+    # Only a command that leaves no contradiction is returned.
     if _wrong_modules(made, plain, packed) != ([], []):
         return ""
     pairs = [f"config.json:{where}={json.dumps(value)}" for where, value in edits.items()]

@@ -104,9 +104,11 @@ def undecoded_packing(
 
     `why` is the error of an earlier attempt to join them, "" without one.
     """
+    # Without a section, only tensors that hold codes suggest packed weights.
     section, given = quantization_section(config or {}), why
     if section is None and not _any_coded(tensors):
         return None
+    # Tensors by module, and what the section says about its method.
     modules: dict[str, list[TensorInfo]] = defaultdict(list)
     for name, tensor in tensors.items():
         if not tensor.parts:
@@ -115,6 +117,7 @@ def undecoded_packing(
     if section is not None:
         method = str(section.get("quant_method", section.get("format", "unnamed")))
         why = why or _undescribed_reason(section)
+    # The modules with codes: all under an unknown method, else the unexplained ones.
     if section is not None and (why or not _is_read(section)):
         coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
         sparse = sparsity_format(section)
@@ -129,6 +132,7 @@ def undecoded_packing(
         why = given or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
     if not coded:
         return None
+    # The weights that these would be, and the tensors that hold them.
     weights = frozenset(f"{module}.weight" for module in coded)
     stored = (
         info

@@ -109,14 +109,17 @@ def _metaspace_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
 
     It spells blanks as U+2581.
     """
+    # Merges are stored, or derived from the scores.
     vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
     if vocabulary.merges is not None:
         merges = split_merges(vocabulary, vocab, where)
     else:
         merges = merges_from_scores(vocabulary, where)
+    # The normalizer puts U+2581 for blanks, and one before the text if configured.
     replace: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
     prepend = [{"type": "Prepend", "prepend": BLANK}] if vocabulary.add_space_prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prepend else []
+    # The decoder reverses that.
     unk = vocabulary.ids.get("unk")
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},

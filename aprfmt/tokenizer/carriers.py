@@ -84,9 +84,11 @@ def _gguf_vocabulary(
             f"{carried.origin or carried.where}: a tokenizer of kind {vocabulary.kind[:40]!r}; "
             "GGUF from this package holds byte-level BPE, SentencePiece BPE and WordPiece"
         )
+    # Fillers make as many tokens as the embedding has rows.
     size = max(carried.vocab_size() or 0, len(vocabulary.tokens))
     tokens, types = pad_vocabulary(vocabulary, size)
     found: dict[str, Value | TypedValue] = {keys.MODEL.gguf: _MODEL_NAMES[vocabulary.kind]}
+    # What each kind of vocabulary needs besides tokens and types.
     if vocabulary.kind == "spm":
         scores = vocabulary.scores or scores_from_merges(vocabulary)
         found[keys.PRE.gguf] = _SPM_PRE
@@ -105,6 +107,7 @@ def _gguf_vocabulary(
     else:
         found[keys.PRE.gguf] = vocabulary.pre or _pre_name_of(carried, data)
         found[keys.MERGES.gguf] = TypedValue(list(vocabulary.merges or ()), keys.MERGES.type)
+    # The keys that all kinds share.
     found[keys.TOKENS.gguf] = TypedValue(tokens, keys.TOKENS.type)
     found[keys.TYPES.gguf] = TypedValue(types, keys.TYPES.type)
     found.update(
@@ -241,6 +244,7 @@ def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
 
 def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
     """Return the APR keys of a tokenizer that is given by a tokenizer.json."""
+    # The vocabulary itself.
     data = carried.parse_tokenizer_json()
     assert data is not None
     vocabulary = from_json(carried, data)
@@ -250,6 +254,7 @@ def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
         keys.TYPES.apr: list(vocabulary.types),
         "tokenizer.model_type": str(data["model"].get("type") or vocabulary.kind),
     }
+    # What the kind needs: model name, merges, scores, flags.
     if vocabulary.kind in _MODEL_NAMES:
         found[keys.MODEL.apr] = _MODEL_NAMES[vocabulary.kind]
     if vocabulary.merges is not None:
@@ -265,6 +270,7 @@ def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
     found.update((_BY_GGUF[key].apr, i) for key, i in _special_id_keys(carried, vocabulary))
     found[keys.FLAGS["add_bos_token"].apr] = vocabulary.add_bos
     found[keys.FLAGS["add_eos_token"].apr] = vocabulary.add_eos
+    # Special tokens by text, and the file verbatim.
     names = {role: vocabulary.tokens[i] for role, i in vocabulary.ids.items()}
     roles = ("bos", "eos", "unk", "pad")
     found["special_tokens"] = {f"{role}_token": names.get(role) for role in roles}
@@ -285,6 +291,7 @@ def to_hf(model: "Model") -> dict[str, str]:
     carried = model.carried
     if not has_tokenizer(carried):
         return {}
+    # The files that exist, and tokenizer.json: verbatim or built.
     found = {name: text for name, text in carried.files.items() if name != "config.json"}
     text = carried.tokenizer_json()
     lists = (
@@ -303,6 +310,7 @@ def to_hf(model: "Model") -> dict[str, str]:
         stops = sorted(stated_end_ids(carried, lists))
         if len(stops) > 1 and not stated_stops(carried):
             found["generation_config.json"] = json.dumps({"eos_token_id": stops}, indent=2) + "\n"
+    # A template that no file has yet gets its own.
     template = carried.chat_template()
     file = "chat_template.jinja"
     if template is not None and (

@@ -21,6 +21,7 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
     Raises FormatError if the file is not one that `tokenizers` writes.
     """
     where = carried.origin
+    # The vocabulary, with the added tokens over it.
     model = data.get("model")
     if not isinstance(model, Mapping):
         raise FormatError(f"{where}: has no object `model`; it is not a tokenizer.json")
@@ -29,10 +30,12 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
     added = effective_added(data, carried, vocab)
     by_id = {i: token for token, i in vocab.items()}
     by_id.update((token["id"], token["content"]) for token in added)
+    # Fillers beyond the configured vocabulary are cut off.
     size = _checked_size(by_id, where)
     limit = carried.vocab_size()
     if limit is not None:
         size = min(size, limit)
+    # Token types: bytes, normal ones, the unknown token, then added tokens.
     types = [UNUSED] * size
     for token, i in vocab.items():
         if i < size:
@@ -43,6 +46,7 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
     for row in added:
         if row["id"] < size:
             types[row["id"]] = CONTROL if row["special"] else USER_DEFINED
+    # Whether bos and eos are put around a text, by the post-processor.
     begins, ends = frame(data)
     texts = {token: i for i, token in by_id.items()}
     ids = {role: i for role, i in special_ids(carried, texts.get).items() if i < size}

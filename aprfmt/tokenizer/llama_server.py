@@ -181,6 +181,7 @@ def _ask_child(payload: bytes) -> dict[str, Any]:
     except OSError as error:
         raise BackendUnavailableError(f"engine 'llama.cpp': {error}") from None
 
+    # The server that the child starts must end too: kill the whole group.
     def end() -> None:
         """Kill the child's process group."""
         with suppress(ProcessLookupError, PermissionError):

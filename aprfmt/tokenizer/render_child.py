@@ -59,6 +59,7 @@ def environment() -> Any:
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"a namespace cannot hold {name!r}")
 
+    # Templates get dict() and namespace() in forms that do not lead to Python's classes.
     class PlainDict:
         """dict() as a function, so that the class cannot be reached."""
 
@@ -70,6 +71,7 @@ def environment() -> Any:
             """Return dict.fromkeys of the arguments."""
             return dict.fromkeys(*args)
 
+    # The functions and the filter that transformers gives to chat templates.
     def raise_exception(message: object) -> None:
         """Raise RefusedError: the template rejects the messages."""
         raise RefusedError(str(message))
@@ -96,6 +98,7 @@ def environment() -> Any:
 
         return datetime.now().strftime(form)
 
+    # Whitespace options and extensions as in transformers.
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )

@@ -125,6 +125,7 @@ def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
 
     Raises UsageError or FormatError for an answer other than "ok", or none.
     """
+    # The request, with the limits that the child sets for itself.
     limits = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY, "output": OUTPUT}
     work = {"task": task, "path": import_path(), "limits": limits, **request}
     try:
@@ -137,6 +138,7 @@ def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
         raise FormatError(
             f"{where}: a process for the chat template could not start: {error}"
         ) from None
+    # A timer ends the child where its CPU time cannot be limited.
     timer = Timer(WALL_SECONDS, child.kill)
     timer.start()
     try:
@@ -145,6 +147,7 @@ def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
         timer.cancel()
         child.kill()
         code = child.wait()
+    # No status word: the child ended early.
     status, separator, text = raw.partition(b"\n")
     if not separator:
         over = f"used more than {CPU_SECONDS} s of CPU or crashed (exit {code})"
@@ -152,6 +155,7 @@ def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
     answer = text.decode("utf-8", "surrogatepass")
     if status == b"ok":
         return answer
+    # Any status but "ok" becomes an error.
     kind, sentence = _ANSWERS.get(status.decode("ascii", "replace"), _ANSWERS["error"])
     reason = answer[:REASON] if sentence.endswith(": ") else ""
     raise kind(f"{where}: the chat template {sentence}{reason}")

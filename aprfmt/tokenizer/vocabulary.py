@@ -78,6 +78,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     kind = kind_of(carried)
     count = count_without_fillers(tokens)
     del tokens[count:]
+    # The lists, cut to the tokens before the fillers.
     merges = carried.sequence(keys.MERGES, str)
     scores = carried.sequence(keys.SCORES, (float, int))
     types = carried.sequence(keys.TYPES, int)
@@ -87,6 +88,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
                 f"{carried.spelled(key)}: {len(values)} elements for {count} tokens; "
                 "the file is damaged"
             )
+    # Kind and types, with llama.cpp's defaults for a GGUF that lacks them.
     given = carried.ids()
     engine = carried.model.key_style == "gguf"
     spelled = carried.text(keys.PRE) in BLANK_PRE if engine else "<0x00>" in tokens
@@ -95,6 +97,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
         types = _default_types(kind, tokens) if engine else []
         types = types or _guess_types(kind, tokens, merges, given.values())
     del types[count:]
+    # Special ids: those of the keys, and llama.cpp's for absent keys.
     pre = _pre_name(carried, kind)
     taken: dict[str, int] = {}
     if engine:
@@ -103,6 +106,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     if kind == "spm":
         given = {**_SPM_IDS, **given}
         _spell_blanks_as_u2581(tokens, types)
+    # Flags: those of the keys, else the defaults of kind and pre-tokenizer.
     row = PRE_TOKENIZERS.get(pre)
     add_bos, add_eos = carried.flag("add_bos_token"), carried.flag("add_eos_token")
     prefix = carried.flag("add_space_prefix")
