@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
-FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23, "F64": 52}  # bits of a significand behind its point
+FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23, "F64": 52}  # fraction bits of a significand
 SMALLEST = {"F16": -24}  # exponent of the type's smallest step, where weights come near it
 SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
 ONCE, NOT, EITHER = "once", "not at all", "once or not at all"

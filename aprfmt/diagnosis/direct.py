@@ -32,7 +32,7 @@ from aprfmt.tensors.norms import exact_norm
 Array = NDArray[Any]
 OTHER_ROWS = "no row of it is of the same position"
 SHOWN = 8  # points that are named where both sides are not finite
-NO_POINT = (1 << 30, 0)  # the place of what is no point of its own
+NO_POINT = (1 << 30, 0)  # sort key of what is no capture point
 
 
 def shared_keys(a: TraceLike, b: TraceLike) -> list[str]:

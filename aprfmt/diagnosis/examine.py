@@ -41,7 +41,7 @@ SUSPECTS: Mapping[str, str] = {
 RECHECKS = 16  # passes that judge earlier answers again
 _COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
 LayerChanges = list[tuple[Change, Layers]]
-NEAR = 4  # usual mistakes beside which a run may be rounded
+NEAR = 4  # usual mistakes that are tried together with rounding
 NEARLY = 0.1  # such a mistake leaves this share of the difference at most
 FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference at most
 
@@ -440,9 +440,9 @@ def _applied(
 def find_faint_mistakes(
     case: Mismatch, search: Search
 ) -> tuple[Divergence, PatchedModel, RecordedTrace, str] | None:
-    """Return (divergence, patched model, trace, arithmetic) of a mistake beside rounding, or None.
+    """Return (divergence, patched model, trace, arithmetic) of one mistake plus rounding, or None.
 
-    The mistake has to take away nearly all of the difference. What it leaves has to be what TF32
+    The mistake has to explain nearly all of the difference. What it leaves has to be what TF32
     or 16 bits make, at every point and in every row.
     """
     assert case.view.residual is not None

@@ -69,7 +69,10 @@ class PartMeasurement:
         self.known: dict[frozenset[int], PassResult] = {}
 
     def without(self, chosen: Sequence[int]) -> PassResult:
-        """Return the worst result over the probes with the chosen parts replaced by A's."""
+        """Return the worst result over the probes with the chosen parts replaced by A's.
+
+        `chosen` are numbers of parts; parts that no pass reads are ignored. Each set is run once.
+        """
         which = frozenset(chosen) & frozenset(self.live)
         if which not in self.known:
             blend = self.passes.blend([self.parts[i] for i in sorted(which)])

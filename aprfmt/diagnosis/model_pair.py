@@ -224,7 +224,10 @@ class ModelPair:
         return measuring.shares(still)
 
     def _settle(self, shares: Sequence[Share], bound: float) -> None:
-        """Replace each finding by its final form, by its measured share, and add the evidence."""
+        """Replace each finding by its final form, given its measured share, and add the evidence.
+
+        `bound` is the tolerance of the logits.
+        """
         levels = self.levels
         for i, (finding, part, share) in enumerate(
             zip(levels.findings, levels.parts, shares, strict=True)
@@ -242,7 +245,11 @@ class ModelPair:
             )
 
     def _peel(self, measuring: PartMeasurement, still: Sequence[int], bound: float) -> None:
-        """Replace the confirmed causes one after the other; set `remainder` and `complete`."""
+        """Replace the confirmed causes one after the other; set `remainder` and `complete`.
+
+        `still` are findings that are replaced in every pass. `bound` is the tolerance of the
+        logits.
+        """
         levels = self.levels
         order = [i for i in measuring.live if levels.findings[i].confirmed and i not in still]
         order.sort(key=lambda i: levels.findings[i].verdict != "bug")

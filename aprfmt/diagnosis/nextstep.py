@@ -70,7 +70,7 @@ def write_anew(asked: StepParts, finding: Finding) -> str:
     a, b = asked.a.model, asked.b.model
     if asked.trained or is_part_of_b_alone(
         finding.cause, a, b
-    ):  # what B was taught stands in no other file
+    ):  # only B has what it was trained to
         return look_at_tensors(asked, finding)
     if a is None or b is None:
         return rewrite_command(asked.a.path, asked.b.path, {}, {})

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 MOST_HELD = 5 << 28  # bytes of decoded weights that are kept; others are decoded at each use
 PER_SECOND = 3e10  # multiplications and additions of a pass on two cores, decoding included
 VALUES_PER_SECOND = 2e7  # two sides of another encoding decoded and compared, on one core
-LOOKS = 4  # stages that differ inside the bound whose points are looked at
+LOOKS = 4  # stages that differ inside the bound whose points are compared
 ROWS_AT_ONCE = 8  # rows of logits whose probabilities are compared together
 
 
@@ -169,7 +169,10 @@ class PairedPass:
     def step(
         self, blend: Blend, probe: Probe, stage: int, stream: Any, keep: bool
     ) -> tuple[Any, dict[str, Array]]:
-        """Run one stage; return (stream or logits, {point key: values})."""
+        """Run one stage; return (stream or logits, {point key: values}).
+
+        `stream` is what enters the stage. Without `keep` only the chosen experts are recorded.
+        """
         patched = PatchedModel(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
         recorder = _Points(patched, max(0, stage - 1), keep)
         x = patched.run(
@@ -248,7 +251,10 @@ class PairedPass:
     def _outcome(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
     ) -> PassResult:
-        """Return the PassResult of A's and a blend's logits."""
+        """Return the PassResult of A's and a blend's logits (`mine`, `theirs`).
+
+        `first` is the first point beyond its tolerance. Infinitely far apart if shapes differ.
+        """
         mine, theirs = shared_columns(mine, theirs)
         if mine.shape != theirs.shape:
             return PassResult(math.inf, first=first, points=points)

@@ -18,7 +18,7 @@ from aprfmt.model import Model
 
 MOST_ROWS = 24  # differing rows of the embedding that are put among the ids
 FIRST_ROW = 6  # the place of the first of them
-MOST_ADDED = 12  # special and added tokens that are put behind them, at the end
+MOST_ADDED = 12  # special and added tokens that are put at the end
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1)
 MOST_LOGITS = 16 << 20  # bytes of logits of a pass; above, only the rows of LENGTHS and some more
 FAR, TINY = 8.0, 1e-12  # times the median distance of a table's rows

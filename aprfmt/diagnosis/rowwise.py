@@ -172,7 +172,7 @@ def solve_masks(late: Array, n: int) -> Iterator[Change]:
     causal = np.tril(np.ones((n, n), np.bool_))
     first, last = int(late[0]), int(late[-1])
     at = np.arange(n)
-    alone = last < n - 1 and len(late) == last + 1  # behind one layer later rows agree
+    alone = last < n - 1 and len(late) == last + 1  # after a single layer later rows agree
     for size in (last + 2,) if alone else range(2, min(n, WIDEST)) if not first else ():
         seen = causal | ((at[:, None] < size) & (at[None] < size))
         yield _mask_change(f"the first {size} tokens all see each other", seen)

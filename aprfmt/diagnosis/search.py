@@ -224,7 +224,7 @@ class Search:
                         yield SearchStep(found, layers)
 
     def _rows_of(self, change: Change, layers: Layers) -> np.ndarray | None:
-        """Return the residual of every row under a change; None if the pass fails."""
+        """Return the residual of every row of the point under a change; None if the pass fails."""
         tried = self.view((SearchStep(change, layers),))
         return None if tried is None else self.case.by_row(tried)
 

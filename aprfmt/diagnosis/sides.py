@@ -70,7 +70,11 @@ def trace_side(
     wanted: Sequence[str] | None = None,
     memory: int | None = None,
 ) -> Trace:
-    """Return a side's trace: read from the file, or made by running the model on `ids`."""
+    """Return a side's trace: read from the file, or made by running the model on `ids`.
+
+    `stack` closes it. `reference` is the model that the trace ran on, `wanted` the points to record
+    (None: the default ones), `memory` the bytes for decoded weights.
+    """
     if side.kind == "trace":
         return stack.enter_context(open_trace(side.path, ids, reference))
     assert side.request is not None

@@ -23,7 +23,7 @@ def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, 
     None where `bad` declares how its weights are read, holds other tensors than `good`'s packed
     weights, or does not decode by that declaration.
     """
-    # `bad` must lack a claim of its own, and `good` must have one.
+    # `bad` must declare no packing, and `good` must.
     config = None if bad.folder is None else bad.folder.config
     section, own = (quantization_section(packing_config(side) or {}) for side in (good, bad))
     lacks = "config.json says nothing of packing"

@@ -402,7 +402,7 @@ class Walk:
         if len(self.traces) < 2:
             return
         a, b = self.traces["A"], self.traces["B"]
-        # A is right by agreement, or the model that a trace is held to.
+        # The reference is A, or the model if A is a trace and B is not.
         reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
         # Every shared point, and the first token that differs.
         pairs = direct.compare_points(a, b, moe, reference)

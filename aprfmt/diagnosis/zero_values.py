@@ -11,7 +11,7 @@ from aprfmt.measure.tolerances import DISCRETE, SMALLEST_BUG
 from aprfmt.measure.trace_view import TraceLike
 from aprfmt.model import Model
 
-WINDOW = 1 << 20  # elements looked at together
+WINDOW = 1 << 20  # elements read at a time
 
 
 def zero_points_of_trace(trace: TraceLike) -> int:

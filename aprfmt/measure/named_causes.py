@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MENDS = ("aprfmt convert ", "aprfmt quantize ", "aprfmt set ", "aprfmt repair ", "mv ")
 NAMED = 2  # places in a line; JSON has all
 _RELATED = 0.2  # correlation of the values from which two tables belong together
-_ROWS = 512  # rows of them that are looked at
+_ROWS = 512  # rows of them that are read
 
 
 @dataclass(frozen=True, slots=True)

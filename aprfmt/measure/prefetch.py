@@ -44,7 +44,7 @@ class BytePrefetch:
         self._pairs = pairs
         self._asked: dict[int, _Pair | None] = {}
         self._spans = self._every()
-        self._over = False  # every pair was looked at
+        self._over = False  # no span is left
         self._turn = threading.Lock()
         self._done = threading.Condition(threading.RLock())
         self._threads = [

@@ -239,7 +239,10 @@ def _drawn_places(
 def _differing_ranges(
     places: Sequence[tuple[int, int, int]], sides: Sequence[tuple[str, RunBytes, RunBytes]]
 ) -> Iterator[DifferingRange]:
-    """Yield the drawn ranges that differ."""
+    """Yield the drawn ranges that differ.
+
+    `places` are (index into `sides`, start, stop), `sides` (key, bytes of A, bytes of B).
+    """
     for first in range(0, len(places), BATCH):
         batch = places[first : first + BATCH]
         left = _read_ranges([(sides[at][1], start, stop) for at, start, stop in batch])

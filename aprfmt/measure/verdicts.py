@@ -7,7 +7,7 @@ Level = Literal["identity", "config", "tensor", "forward", "capture", "gradient"
 Verdict = Literal["same", "precision", "bug", "not_comparable"]
 Certainty = Literal["located", "explained", "confirmed"]
 
-# The order in which evidence is looked at; the first level that explains the later ones decides.
+# The order in which levels are compared; the first level that explains the later ones decides.
 LEVELS: dict[Level, str] = {
     "identity": "the same checkpoint, tokenizer and token ids",
     "config": "hyperparameters that change the forward pass, with their origin",

@@ -381,7 +381,7 @@ class Model(Mapping[str, View], Tabular):
         try:
             return conflicting_packings(self)
         except FormatError:
-            return None  # told where the packing is read
+            return None  # reported where the packing is read
 
     def __repr__(self) -> str:
         return short_repr(self, self.path, self.format, self._known(), f"{len(self)} tensors")

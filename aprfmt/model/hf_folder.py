@@ -53,7 +53,7 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 PICKLED = "pytorch_model.bin"
-# What trainers leave beside weights in the same container: no model.
+# Files of trainers in the same container that are no model.
 _TRAINERS = re.compile(r"(?:training_args|optimizer|scheduler|scaler|rng_state.*)\.(?:bin|pth?)")
 MAX_CONFIG = 16 << 20  # the largest real config.json has some hundred kB
 MAX_TEXT = 64 << 20  # the largest real tokenizer.json is about 35 MB

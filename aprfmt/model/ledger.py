@@ -447,7 +447,7 @@ class _Maker:
             yield Item("config key", path, said[0], said[1], value)
 
     def _of_tower(self, path: str) -> tuple[Reading, str] | None:
-        """Return (reading, what for) of a key in a tower's section; None outside such sections."""
+        """Return (reading, what for) of a key in a tower's section of config.json; else None."""
         section, dot, _ = path.partition(".")
         if section not in _SECTIONS or not dot:
             return None
@@ -509,7 +509,10 @@ class _Maker:
         yield from self._keys_of("generation_config.json", "generation setting")
 
     def _keys_of(self, name: str, kind: Kind) -> Iterator[Item]:
-        """Yield an item per key of a JSON file; a file that cannot be read is recorded as such."""
+        """Yield an item per key of a JSON file of the tokenizer or generation config.
+
+        A file that cannot be read is recorded as unreadable.
+        """
         try:
             found = self.model.carried.parse(name)
         except AprfmtError as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aprfmt.model.ledger import Pronounced
 
 SCHEMA = "aprfmt.hash-manifest/1"
-BLOCK = 1 << 20  # bytes of a block with a digest of its own
+BLOCK = 1 << 20  # bytes of a block that has a digest
 MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
 _CANNOT = "cannot be read: "
 _OUTSIDE = "bytes outside the tensors differ (header, metadata, tokenizer or padding)"

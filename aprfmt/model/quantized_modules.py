@@ -66,7 +66,7 @@ def wrong_claims(model: "Model") -> Relation | None:
             return None
         return _claim_relation(model, section, plain, packed)
     except (AprfmtError, CodecError):
-        return None  # told where the section, or the architecture, is read
+        return None  # reported where the section or architecture is read
 
 
 def stale_names(model: "Model") -> list[tuple[str, str]]:
@@ -155,7 +155,7 @@ def _wrong_modules(
 def _claim_relation(
     model: "Model", section: Section, plain: Collection[str], packed: Collection[str]
 ) -> Relation | None:
-    """Return the Relation of wrongly claimed modules, with the command that mends it, or None."""
+    """Return the Relation of wrongly claimed modules, with the repair command; None if none."""
     claimed, left = _wrong_modules(section, plain, packed)
     if not claimed and not left:
         return None

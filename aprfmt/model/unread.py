@@ -26,7 +26,7 @@ _CODES = ("W_q", "dense_weights")
 # under its name, and the codebooks of VPTQ.
 _BELOW = ("weight", "centroids", "res_centroids", "outlier_centroids")
 _SCALE = re.compile(r"scal|amax", re.IGNORECASE)
-# FP8 by the byte: a cast of values, or codes whose scale stands in another tensor.
+# FP8 by the byte: a cast of values, or codes whose scale is another tensor.
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _SHOWN = 3
 
@@ -195,7 +195,7 @@ def _is_foreign(
     try:
         found = dialects_at(section, module)
     except CodecError:
-        return False  # told where the section is read
+        return False  # reported where the section is read
     return found is not None and not any(row in found[0] for row in rows)
 
 
@@ -249,7 +249,7 @@ def _undescribed_reason(section: Mapping[str, Value]) -> str:
     except UnsupportedError as error:
         return str(error)
     except CodecError:
-        pass  # told where the section is read
+        pass  # reported where the section is read
     return ""
 
 

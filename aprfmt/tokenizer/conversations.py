@@ -56,7 +56,7 @@ _CALL = {
 _RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "4"}
 _REASONED = {**_ANSWER, "reasoning_content": "Two and two make four."}
 
-# Those that two engines are held to: besides the plain ones with tools and reasoning.
+# Those rendered by two engines: also with tools and reasoning.
 ENGINE_CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
     **CONVERSATIONS,
     "many turns": {

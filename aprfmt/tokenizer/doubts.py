@@ -13,7 +13,7 @@ from aprfmt.tokenizer.hf_json import processor_ids
 from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, TOKENS, TYPES, USER_DEFINED
 from aprfmt.tokenizer.turn_ends import added_ids
 
-_SEEN = 4096  # tokens looked at: the first are bytes and the commonest pieces
+_SEEN = 4096  # tokens read: the first are bytes and the commonest pieces
 _MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>")
 
 

@@ -71,7 +71,7 @@ def _parts(text: str) -> Mapping[str, Any]:
         key, at = _DECODER.raw_decode(text, _BLANK.match(text, at).end())  # type: ignore[union-attr]
         if key == "model":
             if _AGAIN.search(text, at) or _ESCAPED.search(text, at):
-                break  # parts behind the vocabulary, or spelled so that a search cannot tell
+                break  # parts after the vocabulary, or spelled so that a search cannot tell
             return found
         value, at = _DECODER.raw_decode(text, _place_after(text, at, ":"))
         if key in found:
@@ -187,7 +187,7 @@ def costly_reason(pattern: str) -> str:
     # Of each open group: repeats of this alternative, most of one, whether there are several.
     open_: list[list[int]] = [[0, 0, 0]]
     at, last = 0, 0  # `last`: repeats inside what a quantifier at this place would repeat
-    quantified = False  # whether a quantifier that + makes possessive stands before this place
+    quantified = False  # whether a quantifier, which + makes possessive, is just before
     while at < len(pattern):
         char = pattern[at]
         quantified &= char == "+"

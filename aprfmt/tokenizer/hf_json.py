@@ -279,7 +279,7 @@ def transformers_stops(carried: Carried) -> frozenset[int]:
     said = [source for source in (config, text) if isinstance(source, Mapping)]
     if stated or any("eos_token_id" in source for source in said):
         return stated
-    if "generation_config.json" in carried.files:  # it stands for the configuration's
+    if "generation_config.json" in carried.files:  # it replaces what the configuration has
         return frozenset()
     types = [source.get("model_type") for source in reversed(said)]
     return next((CLASS_EOS[name] for name in types if name in CLASS_EOS), frozenset())

@@ -28,7 +28,7 @@ from aprfmt.tokenizer.vocabulary import Vocabulary, count_without_fillers, from_
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-Frame = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and behind it
+Frame = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and after it
 DEFAULT_PRE = "default"  # llama.cpp's for a byte-level vocabulary that names none
 # Values of tokenizer.ggml.model that aprfmt does not encode with -> model type of tokenizer.json.
 _OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}

@@ -17,7 +17,7 @@ from aprfmt.tokenizer.keys import CONTROL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.stated import StatedTokenizer
 
-# What stands in brackets in a template, such as <think>, <tool_call> or [INST].
+# Texts in brackets in a template, such as <think>, <tool_call> or [INST].
 _BRACKETED = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")
 _WHOLE = (CONTROL, USER_DEFINED, UNKNOWN)
 
