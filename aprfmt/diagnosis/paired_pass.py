@@ -311,9 +311,9 @@ def shared_columns(mine: Array, theirs: Array) -> tuple[Array, Array]:
 
 
 def divergence(mine: Array, theirs: Array) -> float:
-    """Return the mean KL divergence of B's next-token probabilities from A's, in nats.
+    """Return the mean KL(A || B) of next-token probabilities, in nats.
 
-    Both arguments are logits [tokens, vocabulary].
+    `mine` are A's logits, `theirs` B's, both [tokens, vocabulary].
     """
     total, rows = 0.0, len(mine)
     for start in range(0, rows, ROWS_AT_ONCE):
