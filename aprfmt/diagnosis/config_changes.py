@@ -1,4 +1,4 @@
-"""In which keys two configurations differ."""
+"""Configuration keys in which two models differ."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,9 +13,9 @@ IN_FILES = "safetensors"  # the key style whose values stand in a config.json
 def differing_keys(
     mine: Mapping[str, Value], theirs: Mapping[str, Value], above: Key = ()
 ) -> Iterator[tuple[Key, Any]]:
-    """Yield the innermost keys in which a configuration differs from `mine`, with its values.
+    """Yield (path, value in `mine`) of the innermost keys in which `theirs` differs from `mine`.
 
-    The value of a key that `mine` has not is GONE.
+    The value of a key that `mine` lacks is GONE.
     """
     for key, value in mine.items():
         other = theirs.get(key, GONE)
