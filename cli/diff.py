@@ -541,6 +541,6 @@ def command(
         code,
         lambda: show(report, found, verbose, top),
         cases=lambda: agree_with_verdict(
-            cases_of_diff(body, report.fields_apart, accept), code, report.b
+            cases_of_diff(body, report.fields_apart(accept), accept), code, report.b
         ),
     )

@@ -18,6 +18,8 @@ from aprfmt.measure.named_causes import contradicted_values, is_part_of_b_alone
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.measure.records import DifferenceImage, FieldDiff, TensorDiff
 from aprfmt.measure.texts import (
+    GENERATION_ITEM,
+    TOKENIZER_ITEM,
     SideVerdicts,
     compare_texts,
     differing_generation_keys,
@@ -344,12 +346,15 @@ def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
     lacking = uncompared_tokenizers(a, b, report)
     if len(report.carried) == 1:  # ids cannot be compared
         said = ("present", "absent") if report.carried == "A" else ("absent", "present")
-        return _Tokens((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
+        return _Tokens((FieldDiff("tokenizer", *said, item=TOKENIZER_ITEM),), (), verdicts, lacking)
     rows = []
     for one in report.findings:
-        rows.append(FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0], decisive=True))
+        item = GENERATION_ITEM if one.name == "generation_config" else ""
+        where = one.where[-1], one.where[0]
+        rows.append(FieldDiff(one.name, one.a, one.b, *where, decisive=True, item=item))
         if one.example:
-            rows.append(FieldDiff(f"{one.name}: shown by", one.example[0], one.example[-1]))
+            shown = one.example[0], one.example[-1]
+            rows.append(FieldDiff(f"{one.name}: shown by", *shown, item=item))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
         return _Tokens(tuple(rows), report.remarks, verdicts, lacking)
@@ -368,7 +373,9 @@ def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
             continue
         left, right = a.metadata.get(key), b.metadata.get(key)
         if not _metadata_equal(left, right):
-            rows.append(FieldDiff(key, short_value(left), short_value(right)))
+            rows.append(
+                FieldDiff(key, short_value(left), short_value(right), item=f"metadata key {key}")
+            )
     return tuple(rows)
 
 

@@ -28,7 +28,7 @@ from aprfmt.measure.records import (
     SideRelation,
     TensorDiff,
 )
-from aprfmt.measure.texts import GENERATION_PART, KeyDiff, SideVerdicts
+from aprfmt.measure.texts import KeyDiff, SideVerdicts
 from aprfmt.model.ledger import (
     APART,
     LATE,
@@ -173,17 +173,24 @@ class DiffReport(Tabular):
         held = (files[row.name].holds for row in apart if row.name in files)
         return tuple(dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus)))
 
-    @property
-    def fields_apart(self) -> Mapping[str, int]:
-        """{section: number of differences that count}, without the tensors' section."""
+    def fields_apart(self, accept: Collection[str] = ()) -> Mapping[str, int]:
+        """Return how many differing fields count, by section; sections without one are left out.
+
+        A field of an item of the ledger that `accept` takes does not count.
+        """
+        taken = acceptance_predicate(accept)
+        accepted = {f"{row.kind} {row.name}" for row in self.not_compared if taken(row)}
         rows = {name: getattr(self, name) for name in SECTIONS if name != "tensors"}
         found = {
-            name: sum(name in self.asked or row.decisive for row in each)
+            name: sum(
+                (name in self.asked or row.decisive) and row.item not in accepted for row in each
+            )
             for name, each in rows.items()
         }
         if "tokenizer" in self.asked and self.beside is not None:
             # A template, or a generation config, may differ where no fact of the tokenizer does.
-            found["tokenizer"] = max(found["tokenizer"], len(self.beside.apart))
+            apart = sum(item not in accepted for item in self.beside.apart)
+            found["tokenizer"] = max(found["tokenizer"], apart)
         return {name: count for name, count in found.items() if count}
 
     def __repr__(self) -> str:
@@ -218,12 +225,7 @@ class DiffReport(Tabular):
         """
         # What counts as equal, with what the user accepted.
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
-        taken = acceptance_predicate(accept)
-        tokens = self.tokenizer
-        if any(taken(row) for row in self.not_compared if row.name == GENERATION_PART):
-            # What a generation config does that one side lacks was accepted with it.
-            tokens = tuple(row for row in tokens if row.name != "generation_config")
-        apart = replace(self, tokenizer=tokens).fields_apart
+        apart = self.fields_apart(accept)
         values = bool(apart) or any(tensor.verdict not in fine for tensor in self.tensors)
         # How much was compared: tensors, or the other sections.
         done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)

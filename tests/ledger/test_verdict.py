@@ -15,7 +15,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from aprfmt.compare.diffs import DiffReport
 from aprfmt.conversion import convert
+from aprfmt.measure.records import FieldDiff
 from aprfmt.measure.traces import TraceDiff
 from aprfmt.model.carried_files import SAFETENSORS
 from aprfmt.model.ledger import (
@@ -129,6 +131,38 @@ def test_a_tokenizer_on_one_side_only_is_a_difference(demo_model: Path, tmp_path
         done = command("diff", a, b)
         assert done.code == 1 and f"tokenizer only in {side}" in done.out
         assert command("diff", a, b, "--only", "tensors").code == 0
+
+
+def test_a_field_of_an_accepted_item_does_not_count(demo_model: Path, tmp_path: Path) -> None:
+    """One rule for the tokenizer, the generation config and keys; other fields count as before.
+
+    Seen red: an accepted tokenizer that made the section differ all the same.
+    """
+    less = Path(shutil.copytree(demo_model, tmp_path / "less"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (less / name).unlink()
+    only = ("diff", demo_model, less, "--only", "tokenizer")
+    assert command(*only, "--accept", "unread:generation config").code == 1
+    parts = ("--accept", "unread:part tokenizer", "--accept", "unread:tokenizer part*")
+    said = command(*only, *parts, "--json").json
+    assert [row["item"] for row in said["tokenizer"]] == ["part tokenizer"]
+    left = DiffReport(
+        "a",
+        "b",
+        (),
+        (),
+        (FieldDiff("tokenizer", 1, None, item="part tokenizer"),),
+        (FieldDiff("k", 1, None, item="metadata key k"),),
+        asked=("tokenizer", "metadata"),
+        not_compared=(
+            NotCompared("part", "tokenizer", "only in A"),
+            NotCompared("metadata key", "k", "only in A"),
+        ),
+    )
+    assert left.fields_apart() == {"tokenizer": 1, "metadata": 1}
+    assert left.fields_apart(["unread:part tokenizer"]) == {"metadata": 1}
+    assert left.fields_apart(["unread:metadata key"]) == {"tokenizer": 1}
+    assert left.exit_code(["unread:tokenizer"]) == 1 and left.exit_code(["unread:*"]) == 0
 
 
 def test_a_generation_config_on_one_side_only(demo_model: Path, tmp_path: Path) -> None:
