@@ -7,6 +7,7 @@ with a folder that does not exist, an output with a missing line, a wrong exit c
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -147,6 +148,21 @@ def test_every_kind_of_extension_has_its_page() -> None:
         if page.parent.name == "extending":
             assert "pyproject.toml" in [block.title for block in examples.files(page)], page.name
             assert list(examples.examples(page)), page.name
+
+
+OURS = re.compile(r"^from (aprfmt[\w.]*) import ([\w, ]+)$", re.M)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name == "extending"], ids=str
+)
+def test_what_a_page_imports_is_there(page: Path) -> None:
+    """A class that was renamed in the code and not in the page: nobody can follow it then."""
+    for block in re.findall(r"^```python.*?\n(.*?)^```", page.read_text(), re.M | re.S):
+        for module, names in OURS.findall(block):
+            room = import_module(module)
+            for name in names.split(", "):
+                assert hasattr(room, name) or name == "negatives_lost", f"{module}: {name}"
 
 
 def test_no_fenced_command_is_overlooked() -> None:
