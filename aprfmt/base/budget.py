@@ -47,7 +47,7 @@ class Budget:
         return True
 
     @property
-    def says(self) -> str:
+    def reason(self) -> str:
         """The limits in words: what stands as the reason of what was left."""
         limits = [] if self.nbytes is None else [_size_text(self.nbytes)]
         limits += [] if self.seconds is None else [f"{self.seconds:g} s"]

@@ -12,9 +12,9 @@ from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
-from aprfmt.measure.alignment import Alignment, TensorPair, align, numbered_pairs
+from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import contradicted_values, is_part_of_b_alone
+from aprfmt.measure.named_causes import contradicted_values, has_trained_head
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.measure.records import DifferenceImage, FieldDiff, TensorDiff
 from aprfmt.measure.texts import (
@@ -28,7 +28,7 @@ from aprfmt.measure.texts import (
 )
 from aprfmt.model import Model, open_model
 from aprfmt.model.engine_state import is_engine_state, open_engine_state
-from aprfmt.model.ledger import LATE, Kind, NotCompared, ledger, not_compared
+from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
 from aprfmt.model.relations import file_relations
 
 if TYPE_CHECKING:
@@ -137,23 +137,23 @@ def diff_models(
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
     only = SECTIONS if only is None else only
     # Pair the tensors, and compare each pair; threads compare bytes ahead.
-    alignment = align(a, b)
-    pairs = _selected_pairs(a, b, alignment, tensors)
+    alignment = align_models(a, b)
+    pairs = _select_pairs(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
     budget = budget or Budget()
     wanted, pairs = pairs, [pair for pair in pairs if budget.has_room(pair.nbytes)]
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
-    tokens = _Tokens()
+    tokens = _TokenizerComparison()
     with BytePrefetch(pairs, cpu_count()) as bytes_of:
         if "tokenizer" in only:
             tokens = _compare_tokenizers(a, b)
         for number, pair in numbered_pairs(pairs):
             if not budget.has_time():
                 break
-            result = compare_pair(pair, imatrix, bytes_of.of(number - 1))
+            result = compare_pair(pair, imatrix, bytes_of.comparer(number - 1))
             if oracle is not None:
-                result = oracle.judged(result, pair.a, pair.b, (a.metadata, b.metadata))
+                result = oracle.judge_if_readable(result, pair.a, pair.b, (a.metadata, b.metadata))
             results.append(result)
             pair.drop()
             if progress is not None:
@@ -161,7 +161,7 @@ def diff_models(
     pairs = pairs[: len(results)]
     done = {pair.key for pair in pairs}
     late = [
-        NotCompared("tensor", pair.key, LATE, budget.says)
+        NotCompared("tensor", pair.key, LATE, budget.reason)
         for pair in wanted
         if pair.key not in done
     ]
@@ -169,7 +169,7 @@ def diff_models(
     found: tuple[Finding, ...] = ()
     not_tried: list[str] = []
     if explain and not budget.has_time():
-        not_tried.append(f"explanations of tensors that differ: {budget.says}")
+        not_tried.append(f"explanations of tensors that differ: {budget.reason}")
     elif explain:
         results, found, not_tried = _explain_rows(a, b, oracle, pairs, results)
     pictures: tuple[DifferenceImage, ...] = ()
@@ -191,10 +191,10 @@ def diff_models(
     if not tensors:
         kinds = {kind for section in only for kind in _KINDS[section]}
     of_tensors: set[Kind] = {"tensor"} if "tensors" in only else set()
-    ledgers = ledger(a, kinds | of_tensors), ledger(b, kinds | of_tensors)
+    ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
     undone += [*late, *differing_input_scales(pairs)]
-    left = (*not_compared(*ledgers, kinds), *tokens.left, *undone)
+    left = (*list_not_compared(*ledgers, kinds), *tokens.left, *undone)
     spoken = "tokenizer" in only
     return DiffReport(
         str(a.path),
@@ -225,14 +225,14 @@ def diff_models(
         tuple(
             each
             for each in dict.fromkeys(one.cause for one in found)
-            if is_part_of_b_alone(each, a, b)
+            if has_trained_head(each, a, b)
         ),
         tuple(not_tried),
     )
 
 
 def _uncompared_sections(
-    a: Model, b: Model, alignment: Alignment, tokens: "_Tokens"
+    a: Model, b: Model, alignment: Alignment, tokens: "_TokenizerComparison"
 ) -> Iterator[NotCompared]:
     """Yield the sections (hyperparameters, tokenizer, metadata) that cannot be compared."""
     if not alignment.by_role:
@@ -246,7 +246,7 @@ def _uncompared_sections(
 
 
 def _section_counts(
-    a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_Tokens"
+    a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_TokenizerComparison"
 ) -> Mapping[str, int]:
     """Return {what is compared: count} of every section but the tensors."""
     found = {}
@@ -276,7 +276,7 @@ def _explain_rows(
     return known, summarize_explanations(known), not_tried_lines(not_tried)
 
 
-def _selected_pairs(
+def _select_pairs(
     a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]
 ) -> list[TensorPair]:
     """Return the pairs whose names match the patterns, or all without patterns.
@@ -284,12 +284,12 @@ def _selected_pairs(
     UsageError where a pattern matches none.
     """
     from aprfmt.model.patterns import matching_indices
-    from aprfmt.model.resolve import spellings
+    from aprfmt.model.resolve import spellings_by_role
 
     pairs = list(alignment.pairs)
     if not tensors:
         return pairs
-    of_a, of_b = spellings(a), spellings(b)
+    of_a, of_b = spellings_by_role(a), spellings_by_role(b)
     names = [(*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs]
     return [pairs[i] for i in matching_indices(names, tensors, f"{a.path} and {b.path}")]
 
@@ -327,7 +327,7 @@ def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tupl
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class _TokenizerComparison:
     """The comparison of two tokenizers; `both`: both sides have one that could be compared."""
 
     rows: tuple[FieldDiff, ...] = ()
@@ -337,7 +337,7 @@ class _Tokens:
     both: bool = False
 
 
-def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
+def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
     """Return what differs between the tokenizers, and what was not compared."""
     from aprfmt.causes.tokenizer.comparison import compare_tokens
 
@@ -346,7 +346,8 @@ def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
     lacking = uncompared_tokenizers(a, b, report)
     if len(report.carried) == 1:  # ids cannot be compared
         said = ("present", "absent") if report.carried == "A" else ("absent", "present")
-        return _Tokens((FieldDiff("tokenizer", *said, item=TOKENIZER_ITEM),), (), verdicts, lacking)
+        absent = FieldDiff("tokenizer", *said, item=TOKENIZER_ITEM)
+        return _TokenizerComparison((absent,), (), verdicts, lacking)
     rows = []
     for one in report.findings:
         item = GENERATION_ITEM if one.name == "generation_config" else ""
@@ -357,8 +358,8 @@ def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
             rows.append(FieldDiff(f"{one.name}: shown by", *shown, item=item))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
-        return _Tokens(tuple(rows), report.remarks, verdicts, lacking)
-    return _Tokens(
+        return _TokenizerComparison(tuple(rows), report.remarks, verdicts, lacking)
+    return _TokenizerComparison(
         tuple(rows), (*report.remarks, *report.not_checked), verdicts, lacking, bool(report.checked)
     )
 
@@ -383,10 +384,10 @@ def _metadata_equal(left: Value, right: Value) -> bool:
     """Return whether two metadata values are equal; arrays of one type are not decoded."""
     if type(left) is type(right):
         return bool(left == right)
-    return bool(plain_value(left) == plain_value(right))
+    return bool(hashable_value(left) == hashable_value(right))
 
 
-def plain_value(value: Value) -> Value:
+def hashable_value(value: Value) -> Value:
     """Return a metadata value with sequences as tuples, to compare by value."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return value

@@ -26,7 +26,7 @@ from aprfmt.model.ledger import (
     NotCompared,
     State,
     VerdictWords,
-    _reading_by_report,
+    _key_reading,
     pronounce,
 )
 from tests.cli.run import aprfmt as command
@@ -62,9 +62,9 @@ def test_every_combination_has_the_exit_of_the_table(differs: bool, counted: int
                 if row.state in APART or (
                     row.state in ("unreadable", "not reached") and found.exit == 2
                 ):
-                    assert row.says in found.says
+                    assert row.text in found.says
                 if row.state == "no counterpart" and found.exit == 0:
-                    assert row.says in found.says
+                    assert row.text in found.says
 
 
 def test_what_is_accepted_is_said() -> None:
@@ -159,9 +159,9 @@ def test_a_field_of_an_accepted_item_does_not_count(demo_model: Path, tmp_path: 
             NotCompared("metadata key", "k", "only in A"),
         ),
     )
-    assert left.fields_apart() == {"tokenizer": 1, "metadata": 1}
-    assert left.fields_apart(["unread:part tokenizer"]) == {"metadata": 1}
-    assert left.fields_apart(["unread:metadata key"]) == {"tokenizer": 1}
+    assert left.count_differing_fields() == {"tokenizer": 1, "metadata": 1}
+    assert left.count_differing_fields(["unread:part tokenizer"]) == {"metadata": 1}
+    assert left.count_differing_fields(["unread:metadata key"]) == {"tokenizer": 1}
     assert left.exit_code(["unread:tokenizer"]) == 1 and left.exit_code(["unread:*"]) == 0
 
 
@@ -278,7 +278,7 @@ def test_readings_of_a_key_by_the_report_of_an_architecture() -> None:
         "a": ("contradicted", "twice"), "b": ("hyperparameter", "rule"), "c": ("unread", ""),
         "c.x": ("unread", ""), "d.e": ("unread", ""), "d": None, "cx": None, "z": None,
     }  # fmt: skip
-    assert {key: _reading_by_report(report, key, None, "hf", "") for key in expected} == expected
-    assert _reading_by_report(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
-    assert _reading_by_report(None, "general.x", None, "gguf", "llama.") is None
-    assert _reading_by_report(None, "x", None, "hf", "") is None
+    assert {key: _key_reading(report, key, None, "hf", "") for key in expected} == expected
+    assert _key_reading(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
+    assert _key_reading(None, "general.x", None, "gguf", "llama.") is None
+    assert _key_reading(None, "x", None, "hf", "") is None
