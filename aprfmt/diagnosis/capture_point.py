@@ -96,5 +96,5 @@ def _relation_text(case: Mismatch, key: str) -> str:
             view.tolerance
         ):
             return name
-    mine, theirs = view.recorded.both(view.mine, view.axis)
+    mine, theirs = view.recorded.comparable_values(view.mine, view.axis)
     return relation_text(mine, theirs, 10 * view.tolerance)

@@ -104,7 +104,7 @@ def test_checks_gates_and_runs_that_did_not_begin_leave_the_verdict_open(model: 
     assert gates.exit_code == 2 and "tensor-contract" in gates.pronounced.says
     runs = [parse_run(text) for text in ("cpu", "numpy:cpu:float64")]
     with open_model(model) as opened:
-        said = compare_choices(opened, runs, ParityRequest((1, 2, 3), budget=spent())).pronounced
+        said = compare_choices(opened, runs, ParityRequest((1, 2, 3), budget=spent())).conclusion
     assert said.exit == 2 and [row.kind for row in said.not_compared][:1] == ["run"]
 
 
