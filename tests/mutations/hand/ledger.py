@@ -129,8 +129,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "budget-runs", "inference/parity/between.py",
-        "            (*late, *ledger(model, OF_A_PASS).left),\n",
-        "            ledger(model, OF_A_PASS).left,\n",
+        "            (*late, *make_ledger(model, OF_A_PASS).not_compared),\n",
+        "            make_ledger(model, OF_A_PASS).not_compared,\n",
         "a run that a budget left is not in the verdict",
     ),
     Row(
