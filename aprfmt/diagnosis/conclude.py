@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from aprfmt.diagnosis.found import Evidence, PointRow
+from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.tolerances import DISCRETE
@@ -15,6 +16,7 @@ def rounding_finding(
     points: Sequence[PointRow],
     found: Sequence[Finding],
     evidence: Sequence[Evidence],
+    residuals: OperationResiduals,
     supposed: str = "",
 ) -> Finding | None:
     """Return the finding that all differences are rounding; None if there are no differences.
@@ -54,12 +56,14 @@ def rounding_finding(
             _relative_difference(endless[0]),
         )
     # The sentence says by which evidence it is called rounding.
-    explained = bool(shadows) or not beyond
+    explained = residuals.all_right or not beyond
     says = f"runs differ by {_relative_difference(worst):.3g} at most, at {worst.key}"
     if beyond:
         says += f"; {beyond[0].key} is beyond the tolerance of whole runs, " + (
             "yet every operation gives the run's own values on its own inputs: rounding, amplified"
             if explained
+            else f"and the operation that makes {residuals.wrong_keys[0]} is wrong on its own input"
+            if residuals.wrong_keys
             else "and no operation was judged on the run's own input: not known to be rounding"
         )
     if any("margin inside the rounding" in row.says for row in evidence):

@@ -32,6 +32,7 @@ from aprfmt.inference.capture import point_instances
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.trace_view import backend_name, records_token_ids, unread_arrays
@@ -511,7 +512,13 @@ class Walk:
             return
         # Without any bug or precision finding, judge whether the rest is rounding.
         guess = next((made.examined.supposed for made in self.judged.values()), "")
-        rounded = conclude.rounding_finding(self.points, levels.findings, levels.evidence, guess)
+        residuals = OperationResiduals()
+        for judged in self.judged.values():
+            for view in judged.examined.after.views.values():
+                residuals.add(view)
+        rounded = conclude.rounding_finding(
+            self.points, levels.findings, levels.evidence, residuals, guess
+        )
         if rounded is not None:
             levels.findings.append(rounded)
 

@@ -21,6 +21,7 @@ from aprfmt.diagnosis.mixing import Share
 from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.inference.replay.recorded_trace import finite_rel_l2, fit_values
+from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.measure.distances import measure_values, rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.nonfinite import Census, count_nonfinite
@@ -278,7 +279,7 @@ def test_a_nan_is_no_masked_score() -> None:
 
 def test_no_rounding_without_a_distance() -> None:
     rows = [PointRow("L0.q", "q", 0, math.inf, 1e-7, 2e-5, beyond=True, apart=True)]
-    found = rounding_finding(rows, [], [])
+    found = rounding_finding(rows, [], [], OperationResiduals({"L0.q": (1e-7, 2e-5)}))
     assert found is not None and found.verdict == "bug" and not found.confirmed
     near = Finding("rounding", "", "tensor", "precision", ("x",), True)
     x, y = sides(math.nan)
@@ -290,17 +291,23 @@ def test_no_rounding_without_a_distance() -> None:
     assert fine.verdict == "precision" and fine.confirmed
 
 
-@pytest.mark.parametrize("shadow", [None, 1e-7])
+@pytest.mark.parametrize("shadow", [None, 1e-7, 1e-3])
 @pytest.mark.parametrize("beyond", [True, False])
 def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged(
     beyond: bool, shadow: float | None
 ) -> None:
-    """If no operation was judged, a difference beyond the bounds counts as a bug."""
+    """If no operation was judged, or one is wrong, a difference beyond the bounds is a bug.
+
+    Seen red: an operation that was judged taken for one that is right.
+    """
     far = 3e-3 if beyond else 1e-6
     rows = [PointRow("L0.q", "q", 0, far, shadow, 2e-5, beyond=beyond, apart=beyond)]
-    found = rounding_finding(rows, [], [])
+    judged = OperationResiduals({} if shadow is None else {"L0.q": (shadow, 2e-5)})
+    found = rounding_finding(rows, [], [], judged)
     assert found is not None and (found.cause, found.residual_before) == ("rounding", far)
-    sure = shadow is not None or not beyond
+    sure = shadow == 1e-7 or not beyond
     assert (found.verdict, found.confirmed) == (("precision" if sure else "bug"), sure)
+    if beyond and not sure:
+        assert ("L0.q is wrong on its own input" in found.says) == (shadow == 1e-3)
     assert ("rounding, amplified" in found.says) == (beyond and sure)
     assert ("no operation was judged" in found.says) == (not sure)

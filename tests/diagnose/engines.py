@@ -81,8 +81,11 @@ class Here:
 def broken_here(**changes: Callable[..., Any]) -> Mapping[str, Any]:
     """Return arguments of `trace`: operations are `change(here, beneath, *args, **kwargs)`.
 
-    `here` says between which points of the pass the operation runs.
+    `here` says between which points of the pass the operation runs. Raises AttributeError for the
+    name of no operation, whose change nothing would call.
     """
+    for op in changes:
+        getattr(NumpyBackend, op)
     here = Here()
 
     def backend() -> NumpyBackend:

@@ -136,7 +136,7 @@ _DELTA = (
 
 def rates(how: Callable[[Any], Any]) -> How:
     """Take other rates, of A_log."""
-    return broken_here(rates=lambda here, op, logs: np.asarray(how(logs), np.float32))
+    return broken_here(decay_rates=lambda here, op, logs: np.asarray(how(logs), np.float32))
 
 
 def skip(how: Callable[[Any], Any]) -> How:

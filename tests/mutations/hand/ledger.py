@@ -172,4 +172,10 @@ ROWS: tuple[Row, ...] = (
         '        return "some rows of another point"\n',
         "noise in some rows is confirmed as values of another point",
     ),
+    Row(
+        "amplified-unjudged", "aprfmt/diagnosis/conclude.py",
+        "    explained = residuals.all_right or not beyond\n",
+        "    explained = bool(residuals.found) or not beyond\n",
+        "rounding is said of a difference that a wrong operation makes",
+    ),
 )  # fmt: skip
