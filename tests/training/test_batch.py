@@ -116,6 +116,30 @@ def test_the_gradients_of_an_adapter_are_held_against_its_batch(tmp_path: Path) 
         assert not code or "alpha / r" in report.causes[0].says
 
 
+def test_a_batch_without_gradients_says_the_step(tmp_path: Path) -> None:
+    """Each element is held to the gradient computed of it. Seen red: all parameters left open."""
+    folder, batch, _ = made("qwen2")
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    model(**{key: torch.tensor(value) for key, value in np.load(batch).items()}).loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # which epsilon shows
+    optimizer.step()
+    model.save_pretrained(tmp_path / "after")
+    stated = "adamw:lr=1e-3,wd=0.01,step=1"
+    right = explain_step(folder, after=tmp_path / "after", batch=batch, optimizer=stated)
+    assert right.exit_code == 0, [row for row in right.tensors if row.why]
+    assert not any(one.kind == "direction" for one in right.left)
+    name = "model.layers.1.mlp.up_proj.weight"
+    start = load_file(folder / "model.safetensors")
+    after = load_file(tmp_path / "after" / "model.safetensors")
+    after[name] = start[name] * np.float32(2 - 2e-5) - after[name]
+    save_file(after, tmp_path / "after" / "model.safetensors", {"format": "pt"})
+    wrong = explain_step(folder, after=tmp_path / "after", batch=batch, optimizer=stated)
+    assert [(one.cause, one.where) for one in wrong.causes] == [("step_sign", (name,))]
+
+
 def test_the_command_computes_and_a_wrong_batch_is_one_line(tmp_path: Path) -> None:
     model, batch, grads = made("qwen2")
     save_file({key: -g for key, g in grads.items()}, tmp_path / "grads.safetensors")
