@@ -35,6 +35,7 @@ from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
 from aprfmt.training.computed import BatchNumbers as BatchNumbers
 from aprfmt.training.computed import compute_gradients
+from aprfmt.training.differences import DifferenceChecker, open_differences
 from aprfmt.training.judge import (
     CLIPS,
     Held,
@@ -70,6 +71,7 @@ def explain_step(
     dtype: str = "float64",
     computed: ComputedGradients | None = None,
     facts: BatchNumbers | None = None,
+    differences: bool = False,
     trained_in: str | None = None,
     rename: Sequence[Rename] = (),
     arch: str | None = None,
@@ -82,7 +84,8 @@ def explain_step(
     after it. `grads` are files of the gradients of the step, `optimizer` is the recipe
     (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` what the trainer saved of it after the step.
     `batch` is the step's batch: its gradients are computed by torch on `device` in `dtype`, and the
-    given ones held against them. `trained_in` is the arithmetic that made those, whose rounding a
+    given ones held against them; with `differences` they are checked by forward passes in place of
+    that, without torch. `trained_in` is the arithmetic that made those, whose rounding a
     second pass measures (`bfloat16`; None: what the gradients and the weights show). `computed` are
     gradients from elsewhere, and `facts` the numbers of their batch, for what a factor comes of.
     Raises UsageError where there is nothing to compare, or where a file is of another model.
@@ -107,7 +110,20 @@ def explain_step(
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename, later)
-        if batch is not None:
+        checker = None
+        if differences:
+            if batch is None or given is None:
+                raise UsageError(
+                    "gradients are checked by differences of a batch's loss; give "
+                    "--batch FILE and --grads FILE"
+                )
+            if adapter is not None:
+                raise UsageError(
+                    "--check-gradients: differences are of the weights of a whole "
+                    "model; leave it out for --adapter, or train the model itself"
+                )
+            checker = stack.enter_context(open_differences(base, Path(batch)))
+        elif batch is not None:
             own_adapter = None if adapter is None else Path(adapter)
             computed, facts = compute_gradients(
                 base,
@@ -127,6 +143,7 @@ def explain_step(
             computed,
             facts or BatchNumbers(),
             trained_in,
+            checker,
         )
         return replace(
             step.report(later is not None),
@@ -138,7 +155,7 @@ def explain_step(
         )
 
 
-BLUR = 16.0  # of the root mean square of a trainer's rounding: no element of it is further off
+BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
 
 
 def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str | None:
@@ -173,6 +190,7 @@ class _Step:
     computed: ComputedGradients | None
     facts: BatchNumbers
     trained_in: str | None
+    checker: DifferenceChecker | None = None
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
@@ -224,10 +242,18 @@ class _Step:
             tuple(rows),
             tuple(causes),
             norms=Norms(norm, self._computed_norm()),
-            loss=None if self.computed is None else self.computed.loss,
-            computed_on=None if self.computed is None else self.computed.how,
+            loss=self._loss()[0],
+            computed_on=self._loss()[1],
             notes=tuple(self.notes),
         )
+
+    def _loss(self) -> tuple[float | None, str | None]:
+        """Return the loss of the batch, and where it was computed; None without a batch."""
+        if self.computed is not None:
+            return self.computed.loss, self.computed.how
+        if self.checker is not None:
+            return self.checker.loss, self.checker.how
+        return None, None
 
     # --- what was said ---------------------------------------------------------------------
 
@@ -350,7 +376,9 @@ class _Step:
         # What the trainer's arithmetic may leave in one element, of the L2 distance over all.
         blur = BLUR * rounding / max(1.0, values.size**0.5)
         floor = UNIT["F32"] * float(np.abs(values).max(initial=0.0))
-        return RowReader(lambda start, stop: values[start:stop], UNIT["F32"], max(blur, floor))
+        size = float(np.linalg.norm(values))
+        noise = max(UNIT["F32"], BLUR * rounding / size if size else 0.0)
+        return RowReader(lambda start, stop: values[start:stop], noise, max(blur, floor))
 
     def _coded(self) -> Collection[str]:
         """Return the stored names of parameters whose moments are kept in 8 bits."""
@@ -421,6 +449,8 @@ class _Step:
                 self.gradients[parameter.key] = facts_of(self.given.values(parameter, place))
             if self.computed is not None:
                 self.compared[parameter.key] = self._compared(parameter, self.computed)
+            elif self.checker is not None:
+                self.compared[parameter.key] = self._checked(parameter, self.checker)
         if self.given is None:
             return None
         norm = float(np.sqrt(sum(row.norm**2 for row in self.gradients.values())))
@@ -537,6 +567,22 @@ class _Step:
         judged = judge_gradient(case, computed.rounding(key))
         nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
         return _Compared(found.facts, None if nothing else case.distance, judged)
+
+    def _checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
+        """Return a parameter's given gradient held against differences of the loss."""
+        place = None if self.given is None else self.given.placed.get(parameter.key)
+        if self.given is None or place is None:
+            return _Compared(why="no gradient of it was given")
+        reader = self.given.reader(parameter)
+        coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
+        coarse = coarse or (reader is not None and reader.noise >= UNIT["F16"])
+        given = self.given.values(parameter, place).astype(np.float64)
+        if not np.isfinite(given).all():
+            return _Compared()
+        found, apart = checker.judge(parameter.key, given, coarse)
+        if found is None:
+            return _Compared(why="no pass of the batch reads it")
+        return _Compared(None, apart, found)
 
     def _computed_norm(self) -> float | None:
         """Return the norm over all computed gradients, None without any."""

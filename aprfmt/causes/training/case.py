@@ -145,7 +145,7 @@ class Fit:
         self.near: Mask = near
         self.share = float(near.mean()) if near.size else 1.0
 
-    @property
+    @cached_property
     def _blurred(self) -> F64 | float:
         """How far the step may be off for what the gradient may be off in each element."""
         case, gradient = self.case, self.case.gradient
@@ -202,6 +202,7 @@ class Fit:
             return (*self._longest, *self._decay)
         step, decay = self.update.step, np.broadcast_to(self.update.decay, self.update.step.shape)
         variance = case.rounding**2 / 3 + ((case.noise + ARITHMETIC + case.narrow) * step) ** 2
+        variance = variance + self._blurred**2
         weight = 1.0 / np.maximum(variance, 1e-300)
         return solve_factors(step, decay, case.change, weight)
 
