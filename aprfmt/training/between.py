@@ -77,7 +77,7 @@ class RunsReport:
         detail = "; ".join(f"{row.run} is wrong in {row.wrong}" for row in wrong)
         every = len(self.gradients) + len(self.missing)
         counts = {"gradients": (len(self.gradients), every)}
-        return pronounce(WORDS, Compared(bool(wrong), counts, left, detail), self.accept)
+        return pronounce(WORDS, Compared(bool(wrong), counts, tuple(left), detail), self.accept)
 
     @property
     def exit_code(self) -> Literal[0, 1, 2]:

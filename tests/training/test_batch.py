@@ -6,6 +6,7 @@ rounding measured; no numbers of the batch.
 
 import json
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -168,20 +169,20 @@ def test_gradients_are_checked_without_a_backward(
 
 def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any) -> None:
     """The run whose backward is wrong is named, and the first point where it is."""
-    from aprfmt.inference.gradients import between
+    from aprfmt.inference.gradients import between, of_batch
     from aprfmt.training.between import compare_runs, parse_run
 
     model, batch, _ = made("qwen2")
     done = aprfmt("step", model, "--batch", batch, "--between", "cpu", "cpu:bfloat16", "--json")
     body = json.loads(done.out)
     assert done.code == 0 and faults(body) == [] and body["between"]["verdict"] == "agree"
-    computed = between.batch_gradients
+    computed = of_batch.batch_gradients
 
     def wrong(*args: Any, **named: Any) -> Any:
         found = computed(*args, **named)
         if "bfloat16" in found.how:
-            for key in ("L1.q", "L0.attn_norm"):
-                found.points[key] = found.points[key] * 2
+            twice = {key: found.points[key] * 2 for key in ("L1.q", "L0.attn_norm")}
+            found = replace(found, points={**found.points, **twice})
         return found
 
     monkeypatch.setattr(between, "batch_gradients", wrong)

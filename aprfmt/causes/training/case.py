@@ -176,7 +176,7 @@ class Fit:
         usual = float(np.quantile(rest[moved], LONG))
         blur = 4 * float(np.median(case.rounding[moved]))
         short = size - usual
-        return usual < (1 - SHORT) * size - blur and top - usual > min(short, usual / 3) / 8 + blur
+        return usual < (1 - SHORT) * size - blur and top - usual > min(short, usual) / 8 + blur
 
     @cached_property
     def exact(self) -> bool:
