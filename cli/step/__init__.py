@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     "--batch",
     type=options.FILE,
     metavar="FILE",
-    help="The step's batch, npz: its gradients are computed, and --grads held against them.",
+    help="The step's batch, npz: its gradients are computed, and --grads or the update held to them.",
 )
 @click.option(
     "--device", default="cpu", show_default=True, help="Where they are computed: cpu, cuda, cuda:N."
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     "--optimizer-state",
     type=options.FILE,
     metavar="FILE",
-    help="What the trainer saved of the optimizer after the step (or before it: add step=N).",
+    help="What the trainer saved of the optimizer after the step, or before it (with --grads).",
 )
 @click.option(
     "--trained-in",
