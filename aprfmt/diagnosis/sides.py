@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from aprfmt.errors import FormatError
+from aprfmt.errors import CodecError, FormatError
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.running import RunRequest, requested, traced
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
-from aprfmt.model.relations import file_relations
 
 SideKind = Literal["model", "run", "trace"]
 
@@ -51,15 +50,20 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
 
 
 def _open_model(path: Path | str, arch: str | None) -> Model:
-    """Open a model, also one whose index alone is wrong: its tensors are where they are."""
+    """Open a model, also one whose index is wrong or whose files are damaged: the rest is there."""
     try:
         return open_model(path, arch=arch, allow_missing=ANY)
-    except FormatError:
-        model = open_model(path, arch=arch, allow_missing=ANY, damaged=True)
-        if model.damage or not any(one.kind == "index" for one in file_relations(model)):
-            model.close()
-            raise
-        return model
+    except CodecError:
+        raise  # packed weights that do not decode: what is wrong with them is asked apart
+    except FormatError as error:
+        for partial in (False, True):  # a missing shard needs the latter
+            try:
+                return open_model(
+                    path, arch=arch, allow_missing=ANY, damaged=not partial, partial=partial
+                )
+            except FormatError:
+                continue
+        raise error from None
 
 
 def trace_side(
