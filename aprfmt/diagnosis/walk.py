@@ -26,7 +26,7 @@ from aprfmt.diagnosis.prompt import hidden_causes, id_mismatch_sentence
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_side
 from aprfmt.diagnosis.unread import architecture_name
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.capture import point_instances
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -304,6 +304,8 @@ class Walk:
     def _parts(self, dtype: str) -> None:
         """Measure the effect of each finding about the files on the forward pass."""
         assert self.pair is not None and self.ids is not None
+        for key, has, wanted in self.pair.a.resolution.coverage.misshapen[:1]:
+            raise ArchError(f"A cannot be run: {key} has shape {list(has)}, not {list(wanted)}")
         chosen = self.chosen or self.pair.given(self.ids)
         rest = self.pair.measure(chosen, dtype, self.memory, self.reporter)
         self._paired(list(self.pair.points.values()))

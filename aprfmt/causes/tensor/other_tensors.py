@@ -18,6 +18,7 @@ from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
+from aprfmt.tensors.companions import constant_codes
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
@@ -211,6 +212,35 @@ def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
                 "stale_tensor", (case.key,), (text,), before, None, None, confirmed=False
             )
             return
+    if case.numbers is not None:
+        return
+    for label, side in (("B", case.b), ("A", case.a)):
+        stored = side.side.stored
+        code = constant_codes(stored[0]) if len(stored) == 1 else None
+        if code is not None:
+            text = f"{label}'s codes are all bytes {code:#04x}: it was never filled"
+            before, told = case.before.relative, (text, f"in {stored[0].parts[''].info.name}")
+            yield make_finding(
+                "stale_tensor", (case.key,), told, before, None, None, confirmed=False
+            )
+            return
+
+
+def explain_placeholder(key: str, a: RowReader, b: RowReader) -> Finding | None:
+    """Return that one side holds no value, or one, where the other holds a tensor; None if not.
+
+    Source: DeepSpeed's ZeRO stage 3 leaves parameters of shape [0] behind, and other partitioned
+    runs [1]; a checkpoint saved without gathering them has these.
+    """
+    for label, mine, other in (("B", b, a), ("A", a, b)):
+        if mine.size <= 1 < other.size and len(mine.shape) == 1:
+            text = (
+                f"{label} has shape {list(mine.shape)}, a placeholder: the values are not in the "
+                "file, as where a partitioned run (ZeRO stage 3, FSDP) is saved without gathering"
+            )
+            told = (text, f"the other side has {list(other.shape)}")
+            return make_finding("stale_tensor", (key,), told, None, None, None, confirmed=False)
+    return None
 
 
 def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:

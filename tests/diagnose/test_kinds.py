@@ -1,0 +1,107 @@
+"""Kinds of faults that people met: values that never came, orders of biases, keys that miscount.
+
+Seen red: codes of a packed weight not looked at; a placeholder called other values; an expert's
+bias read as a matrix; a generation config made from config.json called a difference; a lost head
+mended by the key that hides it.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.diagnosis import diagnose
+from tests.conversion import dialect_folders
+from tests.diagnose import files
+from tests.diagnose.engines import place, tiny_folder
+
+GENERATION = "generation_config.json"
+
+
+def halves(x: Any) -> Any:
+    """Put the outputs of interleaved [gate up] into halves."""
+    return np.concatenate([x[..., 0::2], x[..., 1::2]], -1)
+
+
+@pytest.mark.parametrize("moved", ["gate_up_proj_bias", "gate_up_proj", "both"])
+def test_an_order_of_gate_and_up_is_named_with_the_biases_of_experts(moved: str) -> None:
+    good = tiny_folder("gpt_oss")
+
+    def change(rows: files.Rows) -> None:
+        for name in list(rows):
+            last = name.rpartition(".")[2]
+            if last == moved or (moved == "both" and last.startswith("gate_up_proj")):
+                files.edit(name, halves)(rows)
+
+    answer = diagnose(str(good), str(files.copy(good, f"halves-{moved}", tensors=change)))
+    (finding,) = answer.findings
+    assert finding.cause == "fused_order" and finding.certainty != "located", answer.sentence
+    assert "became all gate, then all up" in finding.says
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,)])
+def test_a_placeholder_is_called_one(shape: tuple[int, ...]) -> None:
+    good = tiny_folder("llama")
+
+    def change(rows: files.Rows) -> None:
+        for name in [name for name in rows if "mlp" in name]:
+            rows[name] = ("F32", shape, bytes(4 * shape[0]))
+
+    bad = files.copy(good, f"placeholder-{shape[0]}", tensors=change)
+    for pair in ((good, bad), (bad, good)):
+        answer = diagnose(*map(str, pair))
+        assert answer.findings[0].cause == "stale_tensor"
+        assert "a placeholder" in answer.findings[0].says, answer.sentence
+        assert len(answer.findings) == 1
+
+
+@pytest.mark.parametrize("dialect", ["gptq", "awq", "fp8_block", "compressed"])
+def test_codes_that_were_never_written_are_no_codes(dialect: str) -> None:
+    dialect = next(name for name in dialect_folders.FOLDERS if dialect.split("_")[0] in name)
+    good = place(f"codes-{dialect}")
+    dialect_folders.write_folder(good, dialect)
+    codes = ("qweight", "weight_packed", "proj.weight")
+
+    def change(rows: files.Rows) -> None:
+        for name in [n for n in rows if "mlp" in n and n.endswith(codes)]:
+            files.raw(name, lambda raw: bytes(len(raw)))(rows)
+
+    bad = files.copy(good, f"codes-{dialect}-bad", tensors=change)
+    checks = {row.name: row for row in aprfmt.validate(bad).checks}
+    assert checks["filled"].outcome == "FAIL", checks["filled"]
+    assert {row.name: row for row in aprfmt.validate(good).checks}["filled"].outcome == "PASS"
+    says = " ".join(finding.says for finding in diagnose(str(good), str(bad)).findings)
+    assert "never filled" in says, says
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_generation_config_that_repeats_config_json_is_no_difference(made: bool) -> None:
+    good = files.copy(tiny_folder("llama"), f"generation-{made}", config={"eos_token_id": 5})
+    bad = files.copy(good, f"generation-{made}-without")
+    settings: dict[str, Any] = {"eos_token_id": 5, "transformers_version": "5"}
+    settings |= {"_from_model_config": True, "use_cache": True} if made else {}
+    (good / GENERATION).write_text(json.dumps(settings))
+    (bad / GENERATION).unlink(missing_ok=True)
+    assert diagnose(str(good), str(bad)).verdict == "same"
+    (good / GENERATION).write_text(json.dumps(settings | {"eos_token_id": 6}))
+    assert diagnose(str(good), str(bad)).verdict != "same"
+
+
+def test_layers_that_are_counted_and_not_there_are_one_wrong_key() -> None:
+    good = tiny_folder("llama")
+    count = json.loads((good / "config.json").read_text())["num_hidden_layers"]
+    bad = files.copy(good, "counted", config={"num_hidden_layers": count + 2})
+    answer = diagnose(str(good), str(bad))
+    assert [finding.cause for finding in answer.findings] == ["config_sizes"], answer.sentence
+    lost = files.copy(good, "lost", tensors=files.drop(f"layers.{count - 1}.mlp.up_proj.weight"))
+    assert "config_sizes" not in [one.cause for one in diagnose(str(good), str(lost)).findings]
+
+
+def test_a_lost_head_is_taken_from_the_other_side() -> None:
+    good = tiny_folder("llama")
+    bad = files.copy(good, "headless", tensors=files.drop("lm_head.weight"))
+    answer = diagnose(str(good), str(bad))
+    assert answer.findings[0].cause == "tied_embedding"
+    assert answer.findings[0].next.startswith("aprfmt convert"), answer.findings[0].next
