@@ -76,6 +76,42 @@ def test_codes_that_were_never_written_are_no_codes(dialect: str) -> None:
     assert "never filled" in says, says
 
 
+@pytest.mark.parametrize("index", ["zeros", "one", "shuffled"])
+def test_an_index_of_groups_gives_each_as_many_inputs(index: str) -> None:
+    good = place("g_idx")
+    dialect_folders.write_folder(good, "gptq")
+    order = np.random.default_rng(0).permutation
+
+    def change(raw: bytes) -> bytes:
+        groups = np.frombuffer(raw, "<i4").copy()
+        if index == "one":
+            groups[0] = groups[-1]
+        return (order(groups) if index == "shuffled" else groups * (index == "one")).tobytes()
+
+    def tensors(rows: files.Rows) -> None:
+        for name in [n for n in rows if n.endswith("g_idx")]:
+            files.raw(name, change)(rows)
+
+    section = dialect_folders.FOLDERS["gptq"][2]
+    config = {"quantization_config": {**section, "desc_act": True}}
+    bad = files.copy(good, f"g_idx-{index}", tensors=tensors, config=config)
+    checks = {row.name: row for row in aprfmt.validate(bad).checks}
+    assert checks["packed"].outcome == ("PASS" if index == "shuffled" else "FAIL")
+
+
+def test_an_initialisation_is_called_one_in_16_bits_too() -> None:
+    good = tiny_folder("llama", "bfloat16", hidden_size=64, intermediate_size=128)
+
+    def change(rows: files.Rows) -> None:
+        for name in [n for n in rows if "mlp" in n]:
+            drawn = np.random.default_rng(1).standard_normal(rows[name][1]) * 1e-3
+            bits = drawn.astype("<f4").view("<u4") >> 16
+            rows[name] = ("BF16", rows[name][1], bits.astype("<u2").tobytes())
+
+    (finding,) = diagnose(str(good), str(files.copy(good, "drawn", tensors=change))).findings
+    assert "initialisation" in finding.says, finding.says
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_a_generation_config_that_repeats_config_json_is_no_difference(made: bool) -> None:
     good = files.copy(tiny_folder("llama"), f"generation-{made}", config={"eos_token_id": 5})

@@ -262,16 +262,17 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
     if not verdicts or equal < 0.5 * len(verdicts) or far.mean() < 0.5:
         return
     judged = judge_foreign(case.a, case.b)
-    what = (
-        "looks taken from another checkpoint"
-        if judged.sure
-        else ("holds other values: of another checkpoint, or damaged")
-    )
+    what = "holds other values: of another checkpoint, or damaged"
+    if judged.sure:
+        what = "looks taken from another checkpoint"
+    if judged.drawn:
+        what = "holds an initialisation: it was never loaded, or never trained"
+    which = "" if judged.drawn else "; a base (--base) could show which"
     yield make_finding(
         "stale_tensor",
         (case.key,),
         (
-            f"this tensor {what}; a base (--base) could show which",
+            f"this tensor {what}{which}",
             f"{equal} of {len(verdicts)} other tensors are equal, {apart.changed} of {apart.count} "
             f"values of this one are not, by {apart.relative:.3g} of its norm",
             judged.says,
