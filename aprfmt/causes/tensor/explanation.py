@@ -20,7 +20,11 @@ from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.context import NotTried, PairContext
 from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
 from aprfmt.causes.tensor.guess import Group, Guess, JointHypothesis, Take
-from aprfmt.causes.tensor.other_tensors import explain_placeholder, explain_renamed
+from aprfmt.causes.tensor.other_tensors import (
+    explain_empty_codes,
+    explain_placeholder,
+    explain_renamed,
+)
 from aprfmt.causes.tensor.proof import made_on, make_finding, prove_guess
 from aprfmt.causes.tensor.stored_bytes import SIXTEEN, take_byte_swapped
 from aprfmt.errors import AprfmtError
@@ -73,6 +77,9 @@ def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Find
         return None if shaped is None else shaped[0]
     if not case.before.changed:
         return None
+    empty = explain_empty_codes(case.key, first, second)
+    if empty is not None:  # nothing relates values to codes that were never written
+        return empty
     return _with_nonfinite(case, _explain_values(case))
 
 

@@ -212,18 +212,6 @@ def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
                 "stale_tensor", (case.key,), (text,), before, None, None, confirmed=False
             )
             return
-    if case.numbers is not None:
-        return
-    for label, side in (("B", case.b), ("A", case.a)):
-        stored = side.side.stored
-        code = constant_codes(stored[0]) if len(stored) == 1 else None
-        if code is not None:
-            text = f"{label}'s codes are all bytes {code:#04x}: it was never filled"
-            before, told = case.before.relative, (text, f"in {stored[0].parts[''].info.name}")
-            yield make_finding(
-                "stale_tensor", (case.key,), told, before, None, None, confirmed=False
-            )
-            return
 
 
 def explain_placeholder(key: str, a: RowReader, b: RowReader) -> Finding | None:
@@ -239,6 +227,18 @@ def explain_placeholder(key: str, a: RowReader, b: RowReader) -> Finding | None:
                 "file, as where a partitioned run (ZeRO stage 3, FSDP) is saved without gathering"
             )
             told = (text, f"the other side has {list(other.shape)}")
+            return make_finding("stale_tensor", (key,), told, None, None, None, confirmed=False)
+    return None
+
+
+def explain_empty_codes(key: str, a: RowReader, b: RowReader) -> Finding | None:
+    """Return that one side's codes of a packed weight are one byte throughout; None if not."""
+    for label, side in (("B", b), ("A", a)):
+        stored = side.side.stored
+        code = constant_codes(stored[0]) if len(stored) == 1 else None
+        if code is not None:
+            text = f"{label}'s codes are all bytes {code:#04x}: it was never filled"
+            told = text, f"in {stored[0].parts[''].info.name}"
             return make_finding("stale_tensor", (key,), told, None, None, None, confirmed=False)
     return None
 
