@@ -99,6 +99,26 @@ def test_an_index_of_groups_gives_each_as_many_inputs(index: str) -> None:
     assert checks["packed"].outcome == ("PASS" if index == "shuffled" else "FAIL")
 
 
+@pytest.mark.parametrize("dialect", ["compressed_plain", "gptq", "awq"])
+def test_scales_in_another_order_than_their_codes_are_named(dialect: str) -> None:
+    good = place(f"scales-{dialect}")
+    dialect_folders.write_folder(good, dialect)
+
+    def shuffled(raw: bytes) -> bytes:
+        size = 4 if dialect == "compressed_plain" else 2
+        values = np.frombuffer(raw, f"V{size}")
+        return np.random.default_rng(1).permutation(values).tobytes()
+
+    def change(rows: files.Rows) -> None:
+        for name in [n for n in rows if "mlp" in n and n.endswith(("scale", "scales"))]:
+            files.raw(name, shuffled)(rows)
+
+    bad = files.copy(good, f"scales-{dialect}-bad", tensors=change)
+    found = diagnose(str(good), str(bad)).findings
+    assert {one.cause for one in found} == {"quant_scale"}, found
+    assert all("in another order, and the codes are not" in one.says for one in found)
+
+
 def test_an_initialisation_is_called_one_in_16_bits_too() -> None:
     good = tiny_folder("llama", "bfloat16", hidden_size=64, intermediate_size=128)
 
