@@ -57,6 +57,35 @@ def test_a_placeholder_is_called_one(shape: tuple[int, ...]) -> None:
         assert len(answer.findings) == 1
 
 
+@pytest.mark.parametrize(("arch", "share"), [("llama", 0.4), ("mixtral", 0.75)])
+def test_a_file_that_is_zero_to_its_end_is_one_fault(arch: str, share: float) -> None:
+    good = tiny_folder(arch)
+    bad = files.copy(good, f"tail-{arch}-{share}")
+    path = bad / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    start = int(len(raw) * share)
+    raw[start:] = bytes(len(raw) - start)
+    path.write_bytes(raw)
+    answer = diagnose(str(good), str(bad))
+    (finding,) = answer.findings
+    assert finding.cause == "stale_tensor" and "to its end" in finding.says, answer.sentence
+    assert finding.certainty == "confirmed"
+
+
+def test_two_faults_before_a_row_of_zeros_are_two() -> None:
+    good = files.copy(
+        tiny_folder("llama"), "zero-end",
+        tensors=lambda rows: files.edit(max(rows), lambda x: x * 0)(rows),
+    )  # fmt: skip
+
+    def change(rows: files.Rows) -> None:
+        for name, factor in (("layers.0.mlp.up_proj", 2), ("layers.1.mlp.down_proj", 3)):
+            files.edit_all(f"{name}.weight", lambda x, f=factor: x * f)(rows)  # type: ignore[misc]
+
+    answer = diagnose(str(good), str(files.copy(good, "zero-end-bad", tensors=change)))
+    assert {finding.cause for finding in answer.findings} == {"scale"}, answer.sentence
+
+
 @pytest.mark.parametrize("dialect", ["gptq", "awq", "fp8_block", "compressed"])
 def test_codes_that_were_never_written_are_no_codes(dialect: str) -> None:
     dialect = next(name for name in dialect_folders.FOLDERS if dialect.split("_")[0] in name)
