@@ -70,7 +70,8 @@ def _by_file(model: Model) -> Mapping[Path, list[LazyTensor]]:
     """Return a model's stored tensors by file, in the order of their bytes."""
     found: dict[Path, list[LazyTensor]] = {}
     for tensor in _stored(model).values():
-        found.setdefault(tensor.path, []).append(tensor)
+        if tensor.path is not None:  # None for values that are computed
+            found.setdefault(tensor.path, []).append(tensor)
     return {file: sorted(held, key=lambda t: t.info.offset) for file, held in found.items()}
 
 

@@ -14,6 +14,7 @@ import pytest
 from aprfmt.diagnosis import diagnose
 from aprfmt.errors import FormatError
 from aprfmt.model import open_model
+from tests.conversion.folders import tensors_of, write_mixed
 from tests.diagnose import files
 from tests.models import save_tiny
 
@@ -25,13 +26,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny("qwen3", folder)
     shards = folder.with_name("shards")
     shutil.copytree(folder, shards)
-    rows = files.tensors_of(folder)
+    rows = tensors_of(folder)
     (shards / "model.safetensors").unlink()
     names, homes = list(rows), {}
     for i in range(3):
         part = {name: rows[name] for name in names[i::3]}
         home = f"model-0000{i + 1}-of-00003.safetensors"
-        files.write_mixed(shards / home, part)
+        write_mixed(shards / home, part)
         homes.update(dict.fromkeys(part, home))
     index = {"metadata": {}, "weight_map": homes}
     (shards / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -78,10 +79,10 @@ def test_a_difference_in_the_whole_files_is_found_all_the_same(whole: Path, tmp_
     cut(bad / "model-00002-of-00003.safetensors")
     home = "model-00001-of-00003.safetensors"
     held = json.loads((bad / "model.safetensors.index.json").read_text())["weight_map"]
-    rows = {n: row for n, row in files.tensors_of(whole).items() if held[n] == home}
+    rows = {n: row for n, row in tensors_of(whole).items() if held[n] == home}
     name = next(name for name in rows if name.endswith("proj.weight"))
     files.edit(name, lambda x: x * 0.5)(rows)
-    files.write_mixed(bad / home, rows)
+    write_mixed(bad / home, rows)
     answer = diagnose(str(whole), str(bad))
     assert answer.verdict == "bug"
     assert [finding.cause for finding in answer.findings] == ["scale"], answer.sentence

@@ -228,7 +228,7 @@ def filled(ctx: CheckContext) -> Result:
             continue
         seen += 1
         if stats.zeros == stats.count or stats.std == 0:
-            flat[key] = 0.0 if stats.zeros == stats.count else stats.mean
+            flat[key] = 0.0 if stats.zeros == stats.count else stats.mean or 0.0
     if not seen:
         raise NotRun("no matrix is stored as numbers")
     findings = [
