@@ -9,10 +9,10 @@ import numpy as np
 from aprfmt.arch import check_arch
 from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.packing import examine_packed
-from aprfmt.diagnosis.packing_keys import mending_command
+from aprfmt.diagnosis.packing_keys import repair_key_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.sides import Side, open_side
-from aprfmt.diagnosis.stored_names import compare_by_name, damage_of
+from aprfmt.diagnosis.stored_names import compare_by_name, damage_texts
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import AprfmtError, ArchError, CodecError, FormatError, UsageError
 from aprfmt.inference.backends.blas import limit_blas_threads
@@ -57,7 +57,7 @@ def diagnose(
         reference = None
         if model is not None:
             reference = stack.enter_context(open_model(model, arch=arch, allow_missing=ANY))
-            reference.remember()
+            reference.cache_remote_reads()
             for side in (first, second):
                 if side.kind == "trace":
                     side.model = reference
@@ -74,7 +74,7 @@ def diagnose(
             first, second, stack, reference, tokens, memory, ProgressReporter(progress, notice)
         )
         try:
-            if any(side.model is not None and damage_of(side.model) for side in (first, second)):
+            if any(side.model is not None and damage_texts(side.model) for side in (first, second)):
                 return _compare_damaged(a, b, first, second)
             return walk.run()
         except ArchError:
@@ -94,8 +94,8 @@ def _compare_damaged(a: str, b: str, first: Side, second: Side) -> Diagnosis:
     """
     if first.model is None or second.model is None or {first.kind, second.kind} != {"model"}:
         for side in (first, second):
-            if side.model is not None and damage_of(side.model):
-                raise FormatError("; ".join(damage_of(side.model)))
+            if side.model is not None and damage_texts(side.model):
+                raise FormatError("; ".join(damage_texts(side.model)))
     assert first.model is not None and second.model is not None
     return compare_by_name((a, b), first.model, second.model)
 
@@ -118,7 +118,7 @@ def _diagnose_packing(
         told = None if good.damage else examine_packed(good, bad, label)
         if told is not None:
             found = [
-                replace(one, next=mending_command(good, bad, one) if label == "B" else "")
+                replace(one, next=repair_key_command(good, bad, one) if label == "B" else "")
                 for one in told.findings
             ]
             return Diagnosis(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.found import Diagnosis, Evidence
-from aprfmt.diagnosis.models import related_causes
+from aprfmt.diagnosis.models import relation_findings
 from aprfmt.diagnosis.tensors import explained_findings
 from aprfmt.diagnosis.unread import refusal_reason
 from aprfmt.measure.findings import Finding
@@ -25,7 +25,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     """
     # The causes that `diff` names, each with its remedy.
     report = diff_models(a, b, only=("tensors", "tokenizer"))
-    findings = list(related_causes(report, {"A": a, "B": b}))
+    findings = list(relation_findings(report, {"A": a, "B": b}))
     mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
     findings += [
         replace(finding, next=finding.next or mends.get(finding.cause, ""))
@@ -34,7 +34,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     # Differing tensors that no cause covers.
     named = {key for finding in findings for key in finding.where}
     apart = tuple(row.key for row in report.tensors if row.verdict not in EQUAL)
-    broken = {"A": damage_of(a), "B": damage_of(b)}
+    broken = {"A": damage_texts(a), "B": damage_texts(b)}
     lost = {"UNREADABLE"} if any(broken.values()) else set()
     lost |= {f"ONLY_IN_{other}" for side, other in ("AB", "BA") if broken[side]}
     unread = [row.key for row in report.tensors if row.verdict in lost]
@@ -56,7 +56,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     why = [
         f"{label}: {text}"
         for label, model in (("A", a), ("B", b))
-        for text in (*damage_of(model), refusal_reason(model))
+        for text in (*damage_texts(model), refusal_reason(model))
         if text
     ]
     lets = "they need the architecture of both; name it with --arch, or correct what its line says"
@@ -68,11 +68,13 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         tuple(evidence),
         ("tensors: by their stored names", "tokenizer: as diff compares it"),
         (*why, f"hyperparameters and forward pass: {lets}"),
-        "" if findings else _why_damaged(report, broken, unread) or _why_by_name(report),
+        ""
+        if findings
+        else _damage_sentence(report, broken, unread) or _comparison_limits_text(report),
     )
 
 
-def damage_of(model: Model) -> tuple[str, ...]:
+def damage_texts(model: Model) -> tuple[str, ...]:
     """Return what is wrong with a model's files, a missing shard included; empty if nothing is."""
     missing = [note for note in model.source.notes if note.key == "missing_shard"]
     return (
@@ -81,7 +83,7 @@ def damage_of(model: Model) -> tuple[str, ...]:
     )
 
 
-def _why_damaged(
+def _damage_sentence(
     report: DiffReport, broken: Mapping[str, tuple[str, ...]], unread: Sequence[str]
 ) -> str:
     """Return what is wrong with the files, and what was compared all the same; "" if whole."""
@@ -97,7 +99,7 @@ def _why_damaged(
     )
 
 
-def _why_by_name(report: DiffReport) -> str:
+def _comparison_limits_text(report: DiffReport) -> str:
     """Return the reason of a diagnosis that found equal tensors but could run no pass."""
     apart = [row.name for row in report.tokenizer if row.decisive]
     if apart:

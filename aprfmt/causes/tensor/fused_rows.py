@@ -51,7 +51,7 @@ class FusedRoles:
     roles: tuple[tuple[str, str], ...]  # (role, short name)
     heads: bool = False
 
-    def of(self, part: str) -> tuple[tuple[str, str], ...]:
+    def keys_with_suffix(self, part: str) -> tuple[tuple[str, str], ...]:
         """Return (ROLE.part, short name) of each fused role; `part` is `weight` or `bias`."""
         return tuple((f"{role}.{part}", name) for role, name in self.roles)
 
@@ -79,7 +79,7 @@ class RowOrder:
     named: bool = False
 
 
-def families(
+def fused_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
     """Yield, for each layer and family of fused roles, a function that explains its rows."""
@@ -97,8 +97,8 @@ def _explain_layer(
     layer: int,
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of a layer's fused tensors whose rows moved; or {}."""
-    weights = _joined_pair(context, pairs, family.of("weight"), layer)
-    biases = _joined_pair(context, pairs, family.of("bias"), layer)
+    weights = _joined_pair(context, pairs, family.keys_with_suffix("weight"), layer)
+    biases = _joined_pair(context, pairs, family.keys_with_suffix("bias"), layer)
     # An order of the weights, which the biases may have followed.
     order = _find_row_order(rows, family, weights)
     if order is not None and weights is not None:
@@ -181,7 +181,7 @@ def _find_row_order(
     rows: Mapping[str, TensorDiff], family: FusedRoles, case: DifferingPair | None
 ) -> RowOrder | None:
     """Return the order that makes all rows equal; None if none does, or if nothing differs."""
-    if case is None or not any(rows[key].unexplained(WEAK) for key in _part_keys(case)):
+    if case is None or not any(rows[key].is_unexplained(WEAK) for key in _part_keys(case)):
         return None
     assert isinstance(case.a, JoinedRows)
     # Find the source of every row of B in A's joined rows.
@@ -210,7 +210,7 @@ def _find_known_order(
     if case is None or case.a.columns != 1:
         return None
     assert isinstance(case.a, JoinedRows)
-    if not any(rows[key].unexplained(WEAK) for key in case.a.keys):
+    if not any(rows[key].is_unexplained(WEAK) for key in case.a.keys):
         return None
     kv = next(iter(case.sizes("n_kv_heads")), 0) if family.heads else 0
     x, y = case.a.whole, case.b.whole
@@ -222,7 +222,7 @@ def _find_known_order(
 
 def _part_sizes(joined: JoinedRows, family: FusedRoles) -> list[tuple[str, int]]:
     """Return the short name and the number of rows of each part."""
-    named = zip(family.of("weight"), joined.readers, strict=True)
+    named = zip(family.keys_with_suffix("weight"), joined.readers, strict=True)
     return [(name, reader.rows) for (_, name), reader in named]
 
 
@@ -335,6 +335,6 @@ def _order_explanations(
 
 HYPOTHESES = (
     JointHypothesis(
-        ("fused_order", "row_offset"), families, 420, "an order of rows, before factors of them"
+        ("fused_order", "row_offset"), fused_groups, 420, "an order of rows, before factors of them"
     ),
 )

@@ -9,9 +9,9 @@ from aprfmt.formats import mapped_file
 from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
 from aprfmt.formats.safetensors.index_check import (
     IndexFault,
-    check_map,
+    check_weight_map,
     complete_set,
-    replacing_shards,
+    find_replacement_shards,
     unlisted_files,
 )
 from aprfmt.formats.safetensors.layout import is_json
@@ -115,7 +115,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     homes, weight_map = index.homes, index.weight_map
     notes: list[Note] = []
     faults: list[IndexFault] | None = [] if damaged else None
-    others = replacing_shards(path, homes, faults)
+    others = find_replacement_shards(path, homes, faults)
     if others is not None:
         homes = others
     elif faults is not None and not is_remote(path) and {*homes} < {*complete_set(path)}:
@@ -125,7 +125,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
 
     unreadable: dict[Path, FormatError] = {}
 
-    def read(file: ByteSource) -> SafeShard | None:
+    def open_shard(file: ByteSource) -> SafeShard | None:
         """Return an open file as a shard with its structure, None for one that may be skipped."""
         try:
             parsed = parse(file.view, str(file.path), partial=partial, damaged=damaged)
@@ -136,7 +136,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
             return None
         return SafeShard(file, parsed)
 
-    with open_files(path, homes, read) as opened:
+    with open_files(path, homes, open_shard) as opened:
         shards = {name: shard for name, shard in opened.items() if shard is not None}
         if unreadable and not shards:
             raise next(iter(unreadable.values()))
@@ -145,9 +145,9 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
             for error in unreadable.values()
         ]
         tensors = join_tensors([(s.file.path, s.tensors) for s in shards.values()], str(path))
-        stored = {name: _stored(shard) for name, shard in shards.items()}
+        stored = {name: _stored_names(shard) for name, shard in shards.items()}
         if others is None:
-            check_map(path, weight_map, stored, faults)
+            check_weight_map(path, weight_map, stored, faults)
         loose = list(unlisted_files(path, stored))
         if faults is not None:
             faults += loose
@@ -164,7 +164,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
         )
 
 
-def _stored(shard: SafeShard) -> set[str]:
+def _stored_names(shard: SafeShard) -> set[str]:
     """Return the names of a shard's tensors that its header has."""
     parsed = shard.parsed
     return {parsed.carried.get(name, name) for name in parsed.infos}
