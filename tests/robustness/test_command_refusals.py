@@ -1,6 +1,7 @@
 """Mistakes on the command line, each answered by its one line, exit code 2 and no file."""
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -78,22 +79,28 @@ REFUSED: Mapping[str, tuple[str, bytes, str]] = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def model(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy, which a command that takes what it should refuse may write to."""
+    return shutil.copytree(demo_model, tmp_path_factory.mktemp("refused") / "m")
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_mistake_is_one_line_and_writes_nothing(
-    what: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line, held, says = REFUSED[what]
     monkeypatch.chdir(tmp_path)
-    words = [str(demo_model) if word == "MODEL" else word for word in line.split()]
+    words = [str(model) if word == "MODEL" else word for word in line.split()]
     for word in words:
         if word.startswith("FILE"):
             Path(word).write_bytes(held)
-    before = sorted(os.listdir())
+    before = sorted([*os.listdir(), *os.listdir(model)])
     done = command(*words)
     assert done.code == 2 and says in done.err, (done.code, done.err, done.out[:300])
     assert len(done.err.splitlines()) == 1 or done.err.startswith("Usage: "), done.err
     assert "bug" not in done.err and not done.out
-    assert sorted(os.listdir()) == before
+    assert sorted([*os.listdir(), *os.listdir(model)]) == before
 
 
 def test_the_only_model_of_a_folder_is_traced_and_no_other(

@@ -45,6 +45,7 @@ from aprfmt.quantizing import imatrix
 from aprfmt.remote import buckets, hub
 from aprfmt.remote.response_body import ResponseBody
 from aprfmt.remote.timed_socket import BadAnswer
+from tests.robustness import unprovoked
 
 HERE = Path("f")
 SCALING = {
@@ -351,3 +352,14 @@ def test_what_ranks_say_is_understood_or_refused(said: Any, says: str, tmp_path:
 def test_a_folder_without_an_aprt_file_is_no_trace(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="holds no APRT file"):
         aprt.load_aprt(tmp_path)
+
+
+def test_errors_that_no_test_provokes_are_listed() -> None:
+    """A name that a message is about is no part of it; a message may go on in the next line."""
+    source = "def f(x):\n" + "".join(
+        f"    raise E({text})\n"
+        for text in ('f"{x}: found a thing here"', '"words of no test at all"', "x", 'f"{x}"')
+    )
+    held = unprovoked.join_literals('match=r"found a"\n    r" thing"')
+    assert list(unprovoked.unprovoked_errors(source, held)) == [(3, "words of no test at all")]
+    assert len(list(unprovoked.unprovoked_errors(source, ""))) == 2
