@@ -17,7 +17,7 @@ from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.conversion.plan import _check_names
 from aprfmt.errors import ArchError, CodecError, ConversionError, OutputError
 from aprfmt.formats import FORMATS
-from aprfmt.model.packing import packing_reading
+from aprfmt.model.packing import unclaimed_part_text
 from aprfmt.tensors.restoration import restore_bits
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.models import save_tiny
@@ -130,6 +130,6 @@ def test_what_a_target_has_no_form_of_is_refused(name: str, says: str, tmp_path:
 def test_a_part_of_packed_weights_without_a_claim_is_called_one(
     config: dict[str, Any] | None, name: str, says: str
 ) -> None:
-    found = packing_reading(config, name)
+    found = unclaimed_part_text(config, name)
     assert found == says or found.endswith(f"packed weights, of which config.json says {says}")
     assert bool(found) == bool(says)

@@ -461,9 +461,9 @@ SPARSE_DATA: list[tuple[Any, Any, str]] = [
 def test_a_sparse_tensor_has_all_its_parts_or_is_refused(layout: Any, data: Any, says: str) -> None:
     if says:
         with pytest.raises(ValueError, match=says):
-            pickle_calls._sparse(layout, data)
+            pickle_calls._describe_sparse(layout, data)
         return
-    found = pickle_calls._sparse(layout, data)
+    found = pickle_calls._describe_sparse(layout, data)
     assert found.facts == {"layout": layout, "shape": [2, 3]} and list(found.parts) == (
         ["indices", "values"] if "coo" in layout else ["crow_indices", "col_indices", "values"]
     )
@@ -472,18 +472,18 @@ def test_a_sparse_tensor_has_all_its_parts_or_is_refused(layout: Any, data: Any,
 @pytest.mark.parametrize(
     ("function", "arguments", "says"),
     [
-        ("_table", (["ab", "c"],), "it is given no pairs"),
-        ("_table", (5,), "it is given no pairs"),
-        ("_members", (5,), "it is given "),
-        ("_encode", (5,), "it is given .* and 'utf-8'"),
-        ("_encode", ("a", "rot13"), "it is given .* and 'rot13'"),
-        ("_encode", ("\u20ac", "latin1"), "its text has no latin1 bytes"),
-        ("_octets", ("a", "utf-7"), "it is given "),
-        ("_octets", (b"a", 5), "it is given "),
-        ("_complex", ("1",), "it is given "),
-        ("_complex", (1, "2"), "it is given "),
-        ("_complex", (1 << 20000,), "its number is too large"),
-        ("_same", (5,), "it is given "),
+        ("_describe_dict", (["ab", "c"],), "it is given no pairs"),
+        ("_describe_dict", (5,), "it is given no pairs"),
+        ("_describe_list", (5,), "it is given "),
+        ("_encode_text", (5,), "it is given .* and 'utf-8'"),
+        ("_encode_text", ("a", "rot13"), "it is given .* and 'rot13'"),
+        ("_encode_text", ("\u20ac", "latin1"), "its text has no latin1 bytes"),
+        ("_describe_bytes", ("a", "utf-7"), "it is given "),
+        ("_describe_bytes", (b"a", 5), "it is given "),
+        ("_describe_complex", ("1",), "it is given "),
+        ("_describe_complex", (1, "2"), "it is given "),
+        ("_describe_complex", (1 << 20000,), "its number is too large"),
+        ("_describe_text", (5,), "it is given "),
     ],
 )
 def test_a_call_of_a_known_function_with_other_arguments_is_refused(

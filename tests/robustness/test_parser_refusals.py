@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from aprfmt import schemas
-from aprfmt.arch.carried_hyperparameters import carried_value
-from aprfmt.arch.hyper_rules import scale_factor
+from aprfmt.arch.carried_hyperparameters import read_aprfmt_key
+from aprfmt.arch.hyper_rules import check_scale_factor
 from aprfmt.arch.layout_steps import only_shape
-from aprfmt.arch.required_values import must_be
+from aprfmt.arch.required_values import require_values
 from aprfmt.arch.sliding_window import require_causal
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.value_checks import number, positive, sequence
+from aprfmt.arch.value_checks import finite_number, positive_number, sequence
 from aprfmt.base.bounded_regex import matches_start
 from aprfmt.checks.gates import golden
 from aprfmt.codecs import quant_state
@@ -61,11 +61,11 @@ SHA = "0" * 64
 
 def carried(text: str) -> Any:
     facts = Facts("gguf", {"aprfmt.hyper.rope_scaling": text}, {})
-    return carried_value(facts, "rope_scaling", None, {})
+    return read_aprfmt_key(facts, "rope_scaling", None, {})
 
 
 def prompt(**keys: Any) -> Any:
-    return golden.parse({"greedy": [{"name": "n", "prompt": "a", **keys}]}, HERE)
+    return golden.parse_golden({"greedy": [{"name": "n", "prompt": "a", **keys}]}, HERE)
 
 
 def calibration(**changed: Any) -> Any:
@@ -113,17 +113,29 @@ Call = Callable[[], object]
 # What is asked, the class of the error, the message. A row in which all is well has no message.
 REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
     # values of a configuration
-    "number text": (lambda: number("1", "k"), ArchError, "k: is '1'; expected a finite number"),
-    "number bool": (lambda: number(True, "k"), ArchError, "k: is True; expected a finite number"),
-    "number nan": (lambda: number(np.nan, "k"), ArchError, "k: is nan; expected a finite number"),
-    "number large": (lambda: number(1 << 2000, "k"), ArchError, "expected a finite number"),
-    "positive": (lambda: positive(0, "k"), ArchError, "k: is 0; expected a number above zero"),
+    "number text": (
+        lambda: finite_number("1", "k"), ArchError, "k: is '1'; expected a finite number",
+    ),
+    "number bool": (
+        lambda: finite_number(True, "k"), ArchError, "k: is True; expected a finite number",
+    ),
+    "number nan": (
+        lambda: finite_number(np.nan, "k"), ArchError, "k: is nan; expected a finite number",
+    ),
+    "number large": (lambda: finite_number(1 << 2000, "k"), ArchError, "expected a finite number"),
+    "positive": (
+        lambda: positive_number(0, "k"), ArchError, "k: is 0; expected a number above zero",
+    ),
     "few entries": (lambda: sequence([1, 2], "k", 3), ArchError, "k: has 2 entries; expected 3"),
     "text for list": (lambda: sequence("ab", "k", 1), ArchError, "k: is 'ab'; expected a list"),
-    "scale small": (lambda: scale_factor(1e-9, "k"), ArchError, "expected a factor between 1e-9"),
-    "scale large": (lambda: scale_factor(1e9, "k"), ArchError, "expected a factor between 1e-9"),
+    "scale small": (
+        lambda: check_scale_factor(1e-9, "k"), ArchError, "expected a factor between 1e-9",
+    ),
+    "scale large": (
+        lambda: check_scale_factor(1e9, "k"), ArchError, "expected a factor between 1e-9",
+    ),
     "must be": (
-        lambda: must_be(Facts("hf", {"k": 2}, {}), {"k": 1}), ArchError,
+        lambda: require_values(Facts("hf", {"k": 2}, {}), {"k": 1}), ArchError,
         "k: is 2; expected 1: no other is known",
     ),
     "bidirectional": (
@@ -153,10 +165,12 @@ REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
     ),
     # files of prompts and tolerances
     "golden empty": (
-        lambda: golden.parse({}, HERE), FormatError,
+        lambda: golden.parse_golden({}, HERE), FormatError,
         'f: holds neither "greedy" prompts nor "losses"',
     ),
-    "golden form": (lambda: golden.parse([], HERE), FormatError, "f: expected an object with"),
+    "golden form": (
+        lambda: golden.parse_golden([], HERE), FormatError, "f: expected an object with",
+    ),
     "golden parses": (
         lambda: prompt(parses="c"), FormatError,
         "parses is 'c'; expected python",
@@ -272,14 +286,20 @@ REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
         "f: w: 0 values over 1 calls; expected a positive",
     ),
     "imatrix alone": (
-        lambda: imatrix._means(HERE, "w.in_sum2", {}), FormatError,
+        lambda: imatrix._mean_squares(HERE, "w.in_sum2", {}), FormatError,
         "f: w.in_sum2 without w.counts; expected both",
     ),
     # addresses, answers and lists
-    "hub address": (lambda: hub._settle("hf://x"), UsageError, "hf://x: names no repository"),
-    "hub name": (lambda: hub._settle("hf://a/../b"), UsageError, "is no name of a repository"),
-    "no bucket": (lambda: buckets._settle("s3://"), UsageError, "expected s3://BUCKET/FILE"),
-    "bucket name": (lambda: buckets._settle("gs://a b/x"), UsageError, "expected gs://BUCKET"),
+    "hub address": (
+        lambda: hub._parse_address("hf://x"), UsageError, "hf://x: names no repository",
+    ),
+    "hub name": (
+        lambda: hub._parse_address("hf://a/../b"), UsageError, "is no name of a repository",
+    ),
+    "no bucket": (lambda: buckets._parse_address("s3://"), UsageError, "expected s3://BUCKET/FILE"),
+    "bucket name": (
+        lambda: buckets._parse_address("gs://a b/x"), UsageError, "expected gs://BUCKET",
+    ),
     "coding": (
         lambda: body(b"", transfer_encoding="gzip"), BadAnswer,
         "Transfer-Encoding is 'gzip'; expected chunked",
@@ -292,7 +312,7 @@ REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
         lambda: body(b"1\r\nabc").read(4), BadAnswer, "a chunk is longer than it says",
     ),
     "manifest": (
-        lambda: manifest.parse_manifest({"schema": "x"}, HERE), FormatError,
+        lambda: manifest.check_manifest({"schema": "x"}, HERE), FormatError,
         "f: is no hash manifest; expected schema",
     ),
     "schema": (lambda: schemas.schema("nope"), UsageError, "no schema of 'nope'; known: .*diff"),
@@ -310,10 +330,10 @@ def test_what_does_not_fit_is_refused_by_name(what: str) -> None:
 
 def test_what_fits_is_taken() -> None:
     """The same calls with the least and the largest value that is right."""
-    assert number(0, "k") == 0 and positive(1e-300, "k") == 1e-300
+    assert finite_number(0, "k") == 0 and positive_number(1e-300, "k") == 1e-300
     assert sequence([1, 2], "k", 2) == [1, 2]
-    assert scale_factor(2e-9, "k") == 2e-9 and scale_factor(9e8, "k") == 9e8
-    must_be(Facts("hf", {"k": 1, "other": None}, {}), {"k": 1, "other": 2})
+    assert check_scale_factor(2e-9, "k") == 2e-9 and check_scale_factor(9e8, "k") == 9e8
+    require_values(Facts("hf", {"k": 1, "other": None}, {}), {"k": 1, "other": 2})
     for said in (False, None, "vision"):
         assert (
             require_causal(None, Facts("hf", {"use_bidirectional_attention": said}, {}), {}) == ""
