@@ -23,14 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.crc import crc32
-from aprfmt.errors import FormatError, OutputError
+from aprfmt.errors import AprfmtError, FormatError, OutputError
 from aprfmt.formats import bounded_json
 from aprfmt.formats.atomic import FileSet, OutputFile
 from aprfmt.formats.journal import complete_renames
 from aprfmt.formats.output_file import take_mode
 from aprfmt.formats.positional_io import read_at
 from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
-from aprfmt.formats.temporary_files import as_output_error, delay_signals, is_temporary, remove
+from aprfmt.formats.temporary_files import (
+    as_output_error,
+    delay_signals,
+    is_temporary,
+    open_locked,
+    remove,
+)
 from aprfmt.remote.paths import is_address
 
 SCHEMA = "aprfmt.resume/1"
@@ -97,7 +103,10 @@ def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
 
 def _line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
     """Return a line's object, and its signature."""
-    value = bounded_json.loads(line, where, max_bytes=_MAX_LINE, surrogates=True)
+    try:
+        value = bounded_json.loads(line, where, max_bytes=_MAX_LINE, surrogates=True)
+    except FormatError as error:
+        raise FormatError(f"{error}; remove it, and begin anew") from None
     found = value if isinstance(value, dict) else {}
     signature = found.pop("signature", "")
     return found, signature
@@ -249,10 +258,8 @@ class ResumableFileSet(FileSet):
         if not sign(SCHEMA, b""):
             raise OutputError(f"{self.output}: --resume: {NO_KEY}; leave --resume out")
         with as_output_error(self.output, "cannot be continued"):
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_FOLLOW
-            log = os.open(self._journal, flags, 0o600)
+            log = self._open_journal(os.O_CREAT)
             try:
-                self._lock(log)
                 self._log = log
                 self._enter(self._read(log), sources, plan)
             except BaseException:
@@ -287,10 +294,20 @@ class ResumableFileSet(FileSet):
         self._worth = False
 
     def finish(self) -> None:
-        """Remove the journal: everything is in place and right."""
+        """Remove the journal: everything is in place and right.
+
+        It is locked again for that, and left where another run has it by now.
+        """
         self.discard()
-        remove(self.hidden)
-        remove(self._journal)
+        with suppress(OSError, AprfmtError):
+            log = self._open_journal(0)
+            try:
+                begun = self._read(log)
+                if begun is not None and begun.run == self._run:
+                    remove(self.hidden)
+                    remove(self._journal)
+            finally:
+                os.close(log)
 
     def publish(self) -> None:
         """Put everything in place, unless an earlier run did."""
@@ -394,6 +411,13 @@ class ResumableFileSet(FileSet):
                 f"{self.output}: cannot be continued: it was begun with other options, or another "
                 f"version; give the same ones, or {todo}"
             )
+
+    def _open_journal(self, flags: int) -> int:
+        """Return the journal, open and locked. Raises OutputError where another run has it."""
+        flags |= os.O_RDWR | os.O_APPEND | _NO_FOLLOW
+        log = open_locked(self._journal, lambda: os.open(self._journal, flags, 0o600), self._lock)
+        assert log is not None
+        return log
 
     def _lock(self, log: int) -> None:
         try:
