@@ -313,6 +313,45 @@ def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(before), tuple(after)
 
 
+Pieces = tuple[str | int, ...]
+
+
+def post_processor_pieces(data: Mapping[str, Any]) -> tuple[Pieces, Pieces]:
+    """Return what the post-processor makes of one text, and of two.
+
+    Each is a row of ids and of the texts' names, "A" and "B": ("A",) and ("A", "B") where nothing
+    is put around them. Sources: TemplateProcessing, BertProcessing and RobertaProcessing of the
+    tokenizers library.
+    """
+    for step in flatten(data.get("post_processor"), "processors"):
+        if isinstance(step.get("single"), list):
+            return _template_pieces(step, "single"), _template_pieces(step, "pair")
+        ids = [row[1] for row in (step.get("cls"), step.get("sep")) if _is_text_and_id(row)]
+        if len(ids) == 2:
+            cls, sep = ids
+            between = (sep, sep) if step.get("type") == "RobertaProcessing" else (sep,)
+            return (cls, "A", sep), (cls, "A", *between, "B", sep)
+    return ("A",), ("A", "B")
+
+
+def _is_text_and_id(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and type(value[1]) is int
+
+
+def _template_pieces(step: Mapping[str, Any], name: str) -> Pieces:
+    """Return the pieces of a TemplateProcessing, a special token as its ids."""
+    found: list[str | int] = []
+    rows = step.get(name)
+    for piece in rows if isinstance(rows, list) else []:
+        text = _get(_get(piece, "Sequence"), "id")
+        if isinstance(text, str):
+            found.append(text)
+        token = _get(_get(piece, "SpecialToken"), "id")
+        ids = _get(_get(step.get("special_tokens"), token), "ids")
+        found += [i for i in ids if type(i) is int] if isinstance(ids, list) else []
+    return tuple(found)
+
+
 def processor_ids(data: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return every (token's text, id) that the post-processor states, each once, in its order."""
     found: dict[tuple[str, int], None] = {}

@@ -16,6 +16,7 @@ from aprfmt.tokenizer.hf_json import (
     effective_added,
     frame,
     from_json,
+    post_processor_pieces,
     processor_ids,
     special_texts,
     stored_vocab,
@@ -32,6 +33,13 @@ Frame = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and behind
 DEFAULT_PRE = "default"  # llama.cpp's for a byte-level vocabulary that names none
 # Values of tokenizer.ggml.model that aprfmt does not encode with -> model type of tokenizer.json.
 _OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}
+# Classes of transformers whose input may be two texts, by the end of their names.
+_OF_PAIRS = (
+    "ForSequenceClassification",
+    "ForNextSentencePrediction",
+    "ForMultipleChoice",
+    "ForQuestionAnswering",
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,24 @@ class StatedTokenizer:
     def processed(self) -> Frame:
         """Ids that the post-processor puts before and after a text; empty for lists."""
         return ((), ()) if self.data is None else frame(self.data)
+
+    @cached_property
+    def text_names(self) -> tuple[str | int, ...]:
+        """The texts that come of one text, by name, without ids: ("A",) but for odd templates."""
+        if self.data is None:
+            return ("A",)
+        return tuple(each for each in post_processor_pieces(self.data)[0] if isinstance(each, str))
+
+    @cached_property
+    def pair(self) -> tuple[str | int, ...] | None:
+        """Ids and texts, by name, that come of two texts; None for lists, which do not say it."""
+        return None if self.data is None else post_processor_pieces(self.data)[1]
+
+    @cached_property
+    def judges_pairs(self) -> bool:
+        """Whether config.json names a class that is given two texts: a reranker, say."""
+        names = (self.carried.model.config or {}).get("architectures")
+        return isinstance(names, list) and any(str(each).endswith(_OF_PAIRS) for each in names)
 
     @cached_property
     def frame(self) -> Frame:
