@@ -6,6 +6,7 @@ Copies are made with gguf-py's own SpecialVocab by the conventions of llama.cpp'
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import pytest
 from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tokenizer import effect as measuring
 from aprfmt.causes.tokenizer.comparison import TokensReport, compare_stated, compare_tokens
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.vocabulary import check_merges
+from aprfmt.checks.records import NotRun
 from aprfmt.model import Model, open_model
 from aprfmt.tokenizer import to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
@@ -200,6 +204,9 @@ def test_a_converted_copy_of_every_kind_is_equal(name: str, tmp_path: Path) -> N
         report = compared(a, b)
         assert [found.says for found in report.findings] == []
         assert report.remarks == ()
+    for model in (there, back):
+        with suppress(NotRun):  # a kind without merges
+            assert check_merges(CheckContext(model)).findings == []
 
 
 @pytest.mark.parametrize("name", KINDS)

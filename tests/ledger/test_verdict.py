@@ -246,3 +246,16 @@ def test_readings_of_a_key_by_the_report_of_an_architecture() -> None:
     assert _reading_by_report(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
     assert _reading_by_report(None, "general.x", None, "gguf", "llama.") is None
     assert _reading_by_report(None, "x", None, "hf", "") is None
+
+
+def test_a_list_of_modules_that_cannot_be_read_is_not_equal(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """What it says of subfolders is not known then, whatever they hold."""
+    for name in "ab":
+        shutil.copytree(demo_model, tmp_path / name)
+        (tmp_path / name / "modules.json").write_text("[{")
+        (tmp_path / name / "1_Dense").mkdir()
+    done = command("diff", tmp_path / "a", tmp_path / "b", "--json")
+    rows = [row for row in done.json["not_compared"] if row["name"] == "modules.json"]
+    assert done.code == 2 and {row["state"] for row in rows} == {"unreadable"}, done.json["says"]
