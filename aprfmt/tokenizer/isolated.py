@@ -4,6 +4,7 @@ The library has no limits of its own, and memory that it cannot have ends its pr
 child's, with limits of address space and CPU time. Where it ends, the call is a FormatError.
 """
 
+import hashlib
 import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import subprocess
 
 _CHILD = Path(__file__).with_name("engine_child.py")
+_COSTLY = ("encode", "words", "decode")  # calls that a text may make endless
+_ended: set[bytes] = set()  # digests of tokenizers whose child one of these calls has ended
 
 
 class IsolatedEngine(HfEngine):
@@ -35,6 +38,8 @@ class IsolatedEngine(HfEngine):
     def __init__(self, text: str, where: str, why: str) -> None:
         self._where, self._why = where, why
         self._lock = RLock()
+        self._digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        self._tokens: dict[int, str | None] = {}
         self._memory = ENGINE_MEMORY + ENGINE_MEMORY_EACH * len(text)
         try:
             self._child = start_library_child(_CHILD)
@@ -67,14 +72,32 @@ class IsolatedEngine(HfEngine):
         if status == "error":
             raise FormatError(str(value))
         _end_child(child)
-        raise FormatError(
+        raise self._too_much()
+
+    def _too_much(self) -> FormatError:
+        """Return the error of a tokenizer that reached its limits."""
+        return FormatError(
             f"{self._where}: the tokenizer needs more than {self._memory >> 20} MiB of memory, "
             f"{CPU_SECONDS} s of CPU or {ENGINE_OUTPUT >> 20} MiB of answer ({self._why}); it is "
             "broken or hostile"
         )
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        return self._ask([name, arguments])
+        """Return what the child's engine answers.
+
+        A tokenizer that has ended one child is not tried again: each text of a check would cost
+        the whole limit.
+        """
+        if name not in _COSTLY:
+            return self._ask([name, arguments])
+        if self._digest in _ended:
+            raise self._too_much()
+        try:
+            return self._ask([name, arguments])
+        except FormatError:
+            if self._child.poll() is not None:
+                _ended.add(self._digest)
+            raise
 
     def added(self) -> dict[str, Mapping[str, bool]]:
         """Return the flags of the tokens split off whole, by content."""
@@ -82,6 +105,7 @@ class IsolatedEngine(HfEngine):
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add tokens given by content and flags, or change the flags of existing ones."""
+        self._tokens.clear()
         self._call("add", [dict(row) for row in rows])
 
     @property
@@ -108,8 +132,10 @@ class IsolatedEngine(HfEngine):
 
     def token(self, i: int) -> str | None:
         """Return a token's own spelling."""
-        found = self._call("token", int(i))
-        return None if found is None else str(found)
+        if i not in self._tokens:
+            found = self._call("token", int(i))
+            self._tokens[i] = None if found is None else str(found)
+        return self._tokens[i]
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a spelling."""
