@@ -26,7 +26,7 @@ def gibberish_signals(
     repeats = _repeats(text)
     if not repeats and spelled is not None:
         repeats = _repeated_tokens(ids, spelled)
-    found = (_foreign(text, prompt), repeats, _broken(text), _same(text))
+    found = (_foreign(text, prompt), repeats, _broken(text), _same(text), _blanks(text))
     return [sentence for sentence in found if sentence]
 
 
@@ -114,3 +114,13 @@ def _same(text: str) -> str:
     most = max(set(dense), key=dense.count)
     share = dense.count(most) / len(dense)
     return f"{share:.0%} of the text is {most!r}" if share >= GIBBERISH.same_share else ""
+
+
+def _blanks(text: str) -> str:
+    """Find an answer that is nothing but blanks, or goes on in blanks: a loop without a letter."""
+    count = len(text) - len(text.rstrip())
+    if count == len(text) and count >= GIBBERISH.same_length:
+        return f"nothing but {count} blanks"
+    if count >= GIBBERISH.blanks and 2 * count >= len(text):
+        return f"the last {count} of {len(text)} characters are blanks"
+    return ""
