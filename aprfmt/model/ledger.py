@@ -714,8 +714,8 @@ def not_compared(a: Ledger, b: Ledger, kinds: Collection[Kind] = KINDS) -> tuple
     that the other side keeps as one of its source's is looked up there.
     """
     found: list[NotCompared] = []
-    for kind in kinds:
-        if kind in OF_TENSORS:
+    for kind in KINDS:  # in the table's order: `kinds` may be a set
+        if kind in OF_TENSORS or kind not in kinds:
             continue
         left, right = a.of_kind(kind), b.of_kind(kind)
         for name in dict.fromkeys((*left, *right)):

@@ -17,14 +17,18 @@ import pytest
 
 from aprfmt.conversion import convert
 from aprfmt.measure.traces import TraceDiff
+from aprfmt.model import open_model
 from aprfmt.model.carried_files import SAFETENSORS
 from aprfmt.model.ledger import (
     APART,
+    KINDS,
     Compared,
     NotCompared,
     State,
     VerdictWords,
     _reading_by_report,
+    ledger,
+    not_compared,
     pronounce,
 )
 from tests.cli.run import aprfmt as command
@@ -259,3 +263,18 @@ def test_a_list_of_modules_that_cannot_be_read_is_not_equal(
     done = command("diff", tmp_path / "a", tmp_path / "b", "--json")
     rows = [row for row in done.json["not_compared"] if row["name"] == "modules.json"]
     assert done.code == 2 and {row["state"] for row in rows} == {"unreadable"}, done.json["says"]
+
+
+def test_what_was_not_compared_has_one_order(demo_model: Path, tmp_path: Path) -> None:
+    """Whatever the order of the kinds that are asked for, which may be a set's."""
+    other = tmp_path / "b"
+    shutil.copytree(demo_model, other)
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        value = json.loads((other / name).read_text())
+        (other / name).write_text(json.dumps(value | {"read_by": "nobody"}))
+    (other / "notes.xyz").write_text("nobody reads this")
+    with open_model(demo_model) as a, open_model(other) as b:
+        sides = ledger(a), ledger(b)
+    rows = not_compared(*sides)
+    assert len({row.kind for row in rows}) == 4
+    assert not_compared(*sides, KINDS[::-1]) == rows
